@@ -1,0 +1,27 @@
+//! Sekisho (関所, the checkpoint on an old highway): an API gateway on Pingora that enforces one rate limit per tenant
+//! and route over a whole fleet of gateways.
+//!
+//! # Layout
+//!
+//! Data flows from the top of this list to the bottom; nothing lower imports anything higher.
+//!
+//! | module | its one purpose |
+//! |---|---|
+//! | [`cli`] | the command line: `run`, `check`, `explain` |
+//! | [`server`] | assembles listeners, services, signals and shutdown |
+//! | [`admin`] | health, readiness, metrics, status and explain over HTTP |
+//! | [`gateway`] | the phases of a proxied request: route, identity, limit, upstream, reply |
+//! | [`limiter`] | `decide`: asks the store, falls back when it does not answer; the pure bucket arithmetic |
+//! | [`store`] | where buckets live: Redis (shared) or this process (one gateway alone) |
+//! | [`rules`] | which limit applies: immutable indexed snapshots, read from a file or PostgreSQL |
+//! | [`config`] | one TOML file, read into raw shape, validated into settings |
+//! | [`metrics`], [`telemetry`] | what operators see: Prometheus series and the log |
+//!
+//! The scripts that run inside Redis are `scripts/redis/*.lua`.
+
+pub mod config;
+pub mod gateway;
+pub mod limiter;
+pub mod metrics;
+pub mod rules;
+pub mod store;
