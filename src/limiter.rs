@@ -1,7 +1,7 @@
 //! Decides whether a request may pass: asks the store, and falls back to the rule's failure policy when the store does
 //! not answer in time.
 
-pub mod bucket;
+pub use crate::bucket;
 
 use std::sync::Arc;
 
