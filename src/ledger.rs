@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
-use hashbrown::hash_table::Entry;
 use parking_lot::Mutex;
 
 use crate::key::{Key, KeyRef};
@@ -79,10 +78,7 @@ impl<V: Keep> Ledger<V> {
             slots[slot] = (key.to_key(), new());
             slot
         };
-        let rehash = |&slot: &u32| self.hasher.hash_one(slots[slot as usize].0.as_ref());
-        if let Entry::Vacant(entry) = index.entry(hash, |&other| other as usize == slot, rehash) {
-            entry.insert(slot as u32);
-        }
+        index.insert_unique(hash, slot as u32, |&slot| self.hasher.hash_one(slots[slot as usize].0.as_ref()));
         f(&mut slots[slot].1)
     }
 
@@ -133,11 +129,16 @@ mod tests {
 
     fn touch(ledger: &Ledger<Spent>, tenant: &str, spent: f64) -> f64 {
         let route: Arc<str> = "r".into();
-        ledger.with(KeyRef { tenant, route: &route, shadow: false }, 0, || Spent(0.0), |kept| {
-            let before = kept.0;
-            kept.0 = spent;
-            before
-        })
+        ledger.with(
+            KeyRef { tenant, route: &route, shadow: false },
+            0,
+            || Spent(0.0),
+            |kept| {
+                let before = kept.0;
+                kept.0 = spent;
+                before
+            },
+        )
     }
 
     #[test]

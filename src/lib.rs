@@ -20,6 +20,7 @@
 //! The scripts that run inside Redis are `scripts/redis/*.lua`.
 
 pub mod bucket;
+pub mod clock;
 pub mod config;
 pub mod gateway;
 pub mod key;
