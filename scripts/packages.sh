@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs the named Debian packages that are missing; starts none of the services they bring.
-# Usage: scripts/packages.sh PACKAGE...
+# Installs Debian packages whose command is missing; starts none of the services they bring.
+# Usage: scripts/packages.sh COMMAND:PACKAGE...
 set -euo pipefail
 
 missing=()
-for package in "$@"; do
-    if ! dpkg-query --show --showformat '${Status}' "$package" 2>/dev/null | grep -q 'ok installed$'; then
-        missing+=("$package")
+for wanted in "$@"; do
+    if ! command -v "${wanted%%:*}" >/dev/null; then
+        missing+=("${wanted#*:}")
     fi
 done
 if ((${#missing[@]} == 0)); then

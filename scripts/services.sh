@@ -35,8 +35,8 @@ install_missing() {
     local packages=() service
     for service in "$@"; do
         case $service in
-        redis) command -v redis-server >/dev/null || packages+=(redis-server) ;;
-        postgres) postgres_bin >/dev/null || packages+=(postgresql) ;;
+        redis) command -v redis-server >/dev/null || packages+=(redis-server:redis-server) ;;
+        postgres) postgres_bin >/dev/null || packages+=(initdb:postgresql) ;;
         *) usage ;;
         esac
     done
