@@ -35,6 +35,20 @@ async fn ambiguous_or_malformed_heads_get_400_and_reach_nobody() {
                 "POST /orders HTTP/1.1\r\nHost: a\r\n{key}transfer-encoding: chunked\r\ncontent-length: 0\r\n\r\n0\r\n\r\n"
             ),
         ),
+        (
+            "Transfer-Encoding and a Content-Length with a space before its colon",
+            format!(
+                "POST /orders HTTP/1.1\r\nHost: a\r\n{key}Content-Length : 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+            ),
+        ),
+        (
+            "a Transfer-Encoding that is not chunked",
+            format!("POST /orders HTTP/1.1\r\nHost: a\r\n{key}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n"),
+        ),
+        (
+            "a header continued on the next line",
+            format!("GET /orders HTTP/1.1\r\nHost: a\r\n{key}X-Long: a\r\n b\r\n\r\n"),
+        ),
         ("two Hosts", format!("GET /orders HTTP/1.1\r\nHost: a\r\nHost: b\r\n{key}\r\n")),
         ("no Host", format!("GET /orders HTTP/1.1\r\n{key}\r\n")),
         (
