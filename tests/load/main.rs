@@ -162,3 +162,38 @@ async fn denials_under_load_keep_their_connections() {
     assert_eq!(report.count(200), 1);
     assert_eq!(report.opened, 10, "ten connections for {} requests", report.offered());
 }
+
+#[tokio::test]
+async fn four_hundred_thousand_rules_fit_in_200_mb() {
+    let _alone = alone().await;
+    let upstream = Upstream::normal().await;
+    let rules: Vec<String> = (0..100_000)
+        .flat_map(|tenant| {
+            ["orders", "export", "search", "*"].map(|route| {
+                let capacity = 1 + tenant % 1000;
+                format!(
+                    r#"{{"tenant_id":"tenant-{tenant}","route_id":"{route}","capacity":{capacity},"refill_per_second":10}}"#
+                )
+            })
+        })
+        .collect();
+    let setup = Setup::new(upstream.address)
+        .route("export", "/export")
+        .route("search", "/search")
+        .set("rules", "refresh", "\"1h\"")
+        .rules(&format!("[{}]", rules.join(",\n")));
+    drop(rules);
+    let start = std::time::Instant::now();
+    let gateway = setup.start().await;
+    let ready = start.elapsed();
+    for tenant in [0, 499, 99_999] {
+        let answer = gateway.get("/export", &format!("tenant-{tenant}")).await;
+        assert_eq!(answer.number("X-RateLimit-Limit"), 1 + tenant % 1000);
+    }
+    assert_eq!(gateway.metric("sekisho_rules_loaded", &[]).await, 400_000.0);
+    let (now, peak) = (gateway.memory_kb("VmRSS") / 1024, gateway.memory_kb("VmHWM") / 1024);
+    println!("400,000 rules: ready after {ready:?}, {now} MB, at most {peak} MB");
+    assert!(now < 200, "{now} MB");
+    // The promise of 5 s is for a release build on a machine of its own.
+    assert!(ready < Duration::from_secs(15), "{ready:?}");
+}
