@@ -6,9 +6,9 @@ mod fault;
 mod file;
 mod load;
 mod reader;
-mod validate;
 #[cfg(test)]
 mod tests;
+mod validate;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

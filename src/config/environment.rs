@@ -29,10 +29,10 @@ fn value(inside: &str, environment: Environment<'_>) -> Result<String, String> {
         None => (inside, None),
     };
     if !is_name(name) {
-        return Err(format!(
-            "\"{name}\" is not the name of an environment variable, allowed are letters, digits and _, as in \
-             \"${{NAME}}\" and \"${{NAME:-default}}\""
-        ));
+        // Not repeated: it may be part of a password that happens to contain "${".
+        return Err("\"${…}\" holds no name of an environment variable, allowed are letters, digits and _, as in \
+                    \"${NAME}\" and \"${NAME:-default}\""
+            .to_owned());
     }
     match (environment(name), default) {
         (Some(value), None) => Ok(value),

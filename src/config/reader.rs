@@ -162,7 +162,7 @@ impl<'a> Section<'a> {
     pub(super) fn named<T>(&mut self, key: &'static str, read: impl Fn(&mut Section<'a>) -> T) -> Vec<(At<String>, T)> {
         let Some(At { value, place }) = self.value(key) else { return Vec::new() };
         let Some(table) = value.as_table() else {
-            self.wrong_type::<()>(value, &place, &format!("tables, [{}.NAME]", place.key));
+            self.wrong_type::<()>(value, &place, &format!("a table, [{}.NAME]", place.key));
             return Vec::new();
         };
         let mut entries = Vec::new();

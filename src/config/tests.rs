@@ -2,6 +2,7 @@
 
 mod faults;
 mod good;
+mod routes;
 
 use super::{Settings, load_str};
 
@@ -37,4 +38,12 @@ fn good(text: &str) -> Settings {
 
 fn faults(text: &str) -> Vec<String> {
     load_str("t", text, &environment).err().unwrap_or_default().iter().map(ToString::to_string).collect()
+}
+
+/// Each piece of text, added from line 10 on, makes exactly these faults.
+#[track_caller]
+fn check(cases: &[(&str, &[&str])]) {
+    for (more, expected) in cases {
+        assert_eq!(faults(&with(more)), *expected, "{more}");
+    }
 }

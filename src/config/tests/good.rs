@@ -30,13 +30,19 @@ fn commented_out_lines_of_the_shipped_file_are_valid_settings() {
             Some(rest) if rest.starts_with('[') || rest.split_once(" = ").is_some_and(|(key, _)| is_key(key)) => rest,
             _ => line,
         })
-        .filter(|line| !line.starts_with("certificate") && !line.starts_with("key =") && !line.starts_with("token_file"))
+        .filter(|line| {
+            !line.starts_with("certificate") && !line.starts_with("key =") && !line.starts_with("token_file")
+        })
         .map(|line| format!("{line}\n"))
         .collect();
     let faults = load_str("t", &text, &|_| Some("postgres://u:p@h/d".to_owned())).unwrap_err();
     let keys: Vec<&str> = faults.iter().map(|fault| fault.key.as_str()).collect();
     // The two lines left out above, `keys_file` beside `mode = "direct"`, and a URL where the password goes.
-    assert_eq!(keys, ["server.tls[1].certificate", "server.tls[1].key", "identity.keys_file", "store.url"], "{faults:?}");
+    assert_eq!(
+        keys,
+        ["server.tls[1].certificate", "server.tls[1].key", "identity.keys_file", "store.url"],
+        "{faults:?}"
+    );
 }
 
 fn is_key(text: &str) -> bool {
@@ -147,7 +153,10 @@ fn certificate_and_its_key_make_a_tls_listener_and_another_key_does_not() {
         path("other.pem")
     );
     assert_eq!(faults(&tls("other.pem")), [what]);
-    let what = format!("t:13: server.tls[1].key: file {:?} holds no private key, allowed is one in PEM without passphrase", path("cert.pem"));
+    let what = format!(
+        "t:13: server.tls[1].key: file {:?} holds no private key, allowed is one in PEM without passphrase",
+        path("cert.pem")
+    );
     assert_eq!(faults(&tls("cert.pem")), [what]);
 }
 
@@ -159,6 +168,9 @@ fn new_key() -> openssl::pkey::PKey<openssl::pkey::Private> {
 fn certificate(key: &openssl::pkey::PKey<openssl::pkey::Private>) -> Vec<u8> {
     let mut builder = openssl::x509::X509::builder().unwrap();
     builder.set_pubkey(key).unwrap();
+    let days = |days| openssl::asn1::Asn1Time::days_from_now(days).unwrap();
+    builder.set_not_before(&days(0)).unwrap();
+    builder.set_not_after(&days(1)).unwrap();
     builder.sign(key, openssl::hash::MessageDigest::sha256()).unwrap();
     builder.build().to_pem().unwrap()
 }

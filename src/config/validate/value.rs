@@ -1,7 +1,7 @@
 //! Single values: text → what it means, or one sentence that says what is wrong and what is allowed.
 
 use std::fmt::Display;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -110,12 +110,8 @@ pub(super) fn listener(text: &str) -> Parsed<SocketAddr> {
 
 /// `host:port` of an upstream server; host is a name or an address.
 pub(super) fn server(text: &str) -> Parsed<String> {
-    let is_server = match text.rsplit_once(':') {
-        Some((name, port)) => is_host(name) && port.bytes().all(|b| b.is_ascii_digit()) && port.parse() != Ok(0u16),
-        None => false,
-    };
-    let port_in_range = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    if is_server && port_in_range {
+    let port = text.rsplit_once(':').filter(|(name, port)| is_host(name) && port.bytes().all(|b| b.is_ascii_digit()));
+    if port.and_then(|(_, port)| port.parse::<u16>().ok()).is_some_and(|port| port != 0) {
         return Ok(text.to_owned());
     }
     Err(format!(
@@ -144,7 +140,11 @@ pub(super) fn server_name(text: &str) -> Parsed<String> {
 
 fn is_host(text: &str) -> bool {
     if let Some(address) = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-        return address.parse::<std::net::Ipv6Addr>().is_ok();
+        return address.parse::<Ipv6Addr>().is_ok();
+    }
+    // No top-level domain is a number: what ends in one is meant as an address.
+    if text.rsplit('.').next().is_some_and(|last| !last.is_empty() && last.bytes().all(|b| b.is_ascii_digit())) {
+        return text.parse::<Ipv4Addr>().is_ok();
     }
     let is_label = |label: &str| {
         (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
