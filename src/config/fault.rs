@@ -69,20 +69,24 @@ impl Report {
         Self { file: file.to_owned(), faults: RefCell::default() }
     }
 
-    /// Notes a fault, unless this key or a table that holds it is at fault already: the first is the cause, what follows
-    /// from it would only confuse.
+    /// Notes a fault, unless this key, a table that holds it or an element of its array is at fault already: the first
+    /// is the cause, what follows from it would only confuse.
     pub(super) fn note(&self, place: &Place, what: impl Into<String>) {
         let mut faults = self.faults.borrow_mut();
-        let is_cause = |known: &Fault| {
-            place
-                .key
-                .strip_prefix(known.key.as_str())
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        let is_cause = |known: &Fault| match place.key.strip_prefix(known.key.as_str()) {
+            Some(inside) => inside.is_empty() || inside.starts_with(['.', '[']),
+            None => known.key.strip_prefix(place.key.as_str()).is_some_and(|inside| inside.starts_with('[')),
         };
         if !faults.iter().any(is_cause) {
             let (line, key) = (Some(place.line), place.key.clone());
             faults.push(Fault { file: self.file.clone(), line, key, what: what.into() });
         }
+    }
+
+    /// Is this key, or something in it, at fault?
+    pub(super) fn is_at_fault(&self, place: &Place) -> bool {
+        let inside = |rest: &str| rest.is_empty() || rest.starts_with(['.', '[']);
+        self.faults.borrow().iter().any(|known| known.key.strip_prefix(place.key.as_str()).is_some_and(inside))
     }
 
     /// All faults, in the order of the file.

@@ -6,6 +6,9 @@ use super::reader::Section;
 /// A string, if the file gives it.
 pub(super) type Text = Option<At<String>>;
 
+/// An array of strings, if the file gives it.
+pub(super) type Texts = Option<At<Vec<At<String>>>>;
+
 /// The whole file.
 pub(super) struct File {
     pub(super) server: Server,
@@ -41,7 +44,7 @@ impl File {
 /// `[server]`
 pub(super) struct Server {
     pub(super) place: Place,
-    pub(super) listen: Option<At<Vec<At<String>>>>,
+    pub(super) listen: Texts,
     pub(super) threads: Option<At<i64>>,
     pub(super) grace_period: Text,
     pub(super) pid_file: Text,
@@ -98,7 +101,7 @@ pub(super) struct Identity {
     pub(super) header: Text,
     pub(super) mode: Text,
     pub(super) keys_file: Text,
-    pub(super) trusted_proxies: Option<At<Vec<At<String>>>>,
+    pub(super) trusted_proxies: Texts,
     pub(super) ipv6_prefix: Option<At<i64>>,
 }
 
@@ -251,8 +254,9 @@ impl Rules {
 
 /// `[[route]]`
 pub(super) struct Route {
+    pub(super) place: Place,
     pub(super) id: Text,
-    pub(super) methods: Option<At<Vec<At<String>>>>,
+    pub(super) methods: Texts,
     pub(super) path: Text,
     pub(super) host: Text,
     pub(super) upstream: Text,
@@ -263,6 +267,7 @@ pub(super) struct Route {
 impl Route {
     fn read(s: &mut Section<'_>) -> Self {
         Self {
+            place: s.place.clone(),
             id: s.required_string("id"),
             methods: s.strings("methods"),
             path: s.required_string("path"),
@@ -277,7 +282,7 @@ impl Route {
 /// `[upstream.NAME]`
 pub(super) struct Upstream {
     pub(super) builtin: Text,
-    pub(super) servers: Option<At<Vec<At<String>>>>,
+    pub(super) servers: Texts,
     /// Is there a `builtin` or `servers`, be it of the right type or not?
     pub(super) has_kind: bool,
     /// Keys that mean something for servers only.

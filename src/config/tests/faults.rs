@@ -74,6 +74,14 @@ fn wrong_type_says_what_is_found_and_what_is_allowed() {
 }
 
 #[test]
+fn array_whose_elements_are_at_fault_is_not_called_empty() {
+    let unset = "environment variable NOPE is not set, set it or give a default as in \"${NOPE:-default}\"";
+    let text = SHORTEST.replace("127.0.0.1:8080", "${NOPE}");
+    assert_eq!(faults(&text), [format!("t:8: server.listen[1]: {unset}")]);
+    check(&[("[upstream.p]\nservers = [1]\n", &["t:11: upstream.p.servers[1]: is an integer, allowed is a string"])]);
+}
+
+#[test]
 fn duration_needs_a_unit_and_a_sane_length() {
     let allowed = "allowed are numbers with a unit like \"5ms\", \"30s\", \"2m\", \"1h\"";
     for bad in ["5", "", "s", "5 s", "-5s", "5d", "1.2.3s", "1e3s", "5S"] {

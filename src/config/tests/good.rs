@@ -87,6 +87,7 @@ trusted_proxies = ["10.1.2.3/8", "::1"]
 [store]
 url = "redis://:${PASSWORD}@${HOST}:${PORT:-6379}/1"
 timeout = "1.5s"
+key_prefix = "${EMPTY:-a}${EMPTY}${NOPE:-b}${NOPE:-}"
 [limiter]
 default_rule = { capacity = 5, refill = "60/min", cost = 2, on_store_failure = "closed" }
 [rules]
@@ -112,7 +113,7 @@ tls = { sni = "a" }
     let networks: Vec<String> = settings.identity.trusted_proxies.iter().map(ToString::to_string).collect();
     assert_eq!(networks, ["10.0.0.0/8", "::1/128"]);
     assert_eq!(settings.store.url, Some(Secret("redis://:s3cret@127.0.0.1:6379/1".to_owned())));
-    assert_eq!(settings.store.timeout, Duration::from_millis(1500));
+    assert_eq!((settings.store.timeout, settings.store.key_prefix.as_str()), (Duration::from_millis(1500), "ab"));
     let rule = &settings.limiter.default_rule;
     assert_eq!((rule.limit, rule.cost.map(u32::from)), (Limit::new(5, 1.0).unwrap(), Some(2)));
     assert_eq!(rule.on_store_failure, Some(FailurePolicy::Closed));

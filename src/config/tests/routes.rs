@@ -61,6 +61,19 @@ fn route_path_follows_the_pattern_syntax_and_is_normal() {
 }
 
 #[test]
+fn routes_in_one_line_are_compared_too() {
+    let route = "{ id = \"a\", path = \"/a\", upstream = \"demo\" }";
+    let text =
+        format!("route = [{route}, {route}]\nserver.listen = [\"[::1]:80\"]\nupstream.demo.builtin = \"echo\"\n");
+    let expected = [
+        "t:1: route[2].id: \"a\" is the id of the route in line 1 too, allowed are unique ids",
+        "t:1: route[2].path: \"/a\" is the path of the route in line 1 too, for the same host and method, allowed is one \
+         route for each",
+    ];
+    assert_eq!(faults(&text), expected);
+}
+
+#[test]
 fn two_routes_for_the_same_requests_are_refused() {
     let clash = |path: &str| {
         let what =
@@ -70,6 +83,9 @@ fn two_routes_for_the_same_requests_are_refused() {
     assert_eq!(second_route("/first", ""), clash("/first"));
     assert_eq!(second_route("/first", "methods = [\"GET\"]"), clash("/first"));
     assert!(second_route("/first", "host = \"a\"").is_empty());
+    let what = "t:14: route[2].methods: is a string, allowed is an array of strings";
+    assert_eq!(second_route("/first", "methods = \"GET\""), [what]);
+    assert_eq!(second_route("/first", "host = \"a:1\"").len(), 1);
     let third = |methods: &str, path: &str, host: &str| {
         let third = "[[route]]\nid = \"third\"\nupstream = \"demo\"\n";
         second_route(

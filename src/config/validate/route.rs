@@ -11,60 +11,76 @@ use crate::config::{Route, file};
 
 /// Checks every route by itself and against those before it.
 pub(super) fn routes(raw: &[file::Route], upstreams: &[&str], report: &Report) -> Vec<Route> {
-    let mut ids: HashMap<&str, usize> = HashMap::new();
-    let mut taken: HashMap<(Option<String>, String), Vec<Taken>> = HashMap::new();
-    let mut routes = Vec::with_capacity(raw.len());
-    for route in raw {
-        let id = report.parse(&route.id, id);
-        if let Some(At { value, place }) = &route.id {
-            if let Some(line) = ids.get(value.as_str()) {
-                report.note(
-                    place,
-                    format!("{value:?} is the id of the route in line {line} too, allowed are unique ids"),
-                );
-            }
-            ids.entry(value).or_insert(place.line);
+    let mut earlier = Earlier::default();
+    let checked = raw.iter().filter_map(|raw| {
+        let id = report.parse(&raw.id, id);
+        let methods = methods(&raw.methods, report);
+        let path_shape = report.parse(&raw.path, path::shape);
+        let host = report.parse(&raw.host, host);
+        let upstream = report.parse(&raw.upstream, |name| known_upstream(name, upstreams));
+        let limit = raw.limit.as_ref().is_none_or(|limit| limit.value);
+        if let (false, Some(cost)) = (limit, &raw.cost) {
+            let what = "is of no use, because limit = false exempts the route, allowed is one of the two";
+            report.note(&cost.place, what);
         }
-        let (methods, methods_are_known) = methods(route.methods.as_ref(), report);
-        let host_name = report.parse(&route.host, host);
-        let shape = report.parse(&route.path, path::shape);
-        if let (Some(shape), Some(At { value, place }), true) = (shape, &route.path, methods_are_known) {
-            let earlier = taken.entry((host_name.clone(), shape)).or_default();
-            let this = Taken { methods: methods.clone(), line: place.line };
-            if let Some(other) = earlier.iter().find(|other| other.overlaps(&this)) {
-                let what = format!(
-                    "{value:?} is the path of the route in line {} too, for the same host and method, allowed is one \
-                     route for each",
-                    other.line
-                );
+        let cost = report.integer(&raw.cost, 1..=i64::from(i32::MAX)).unwrap_or(1);
+        earlier.compare_id(raw, report);
+        if let Some(path_shape) = path_shape {
+            earlier.compare_requests(raw, &methods, host.clone(), path_shape, report);
+        }
+        Some(Route { id: id?, methods, path: raw.path.as_ref()?.value.clone(), host, upstream: upstream?, cost, limit })
+    });
+    checked.collect()
+}
+
+/// Methods (empty: any), and the line of the route that takes them.
+type Taken = (Vec<Method>, usize);
+
+/// What the routes before this one have taken, and the lines they stand in.
+#[derive(Default)]
+struct Earlier<'a> {
+    ids: HashMap<&'a str, usize>,
+    /// By host and shape of the path.
+    requests: HashMap<(Option<String>, String), Vec<Taken>>,
+}
+
+impl<'a> Earlier<'a> {
+    fn compare_id(&mut self, raw: &'a file::Route, report: &Report) {
+        let Some(At { value, place }) = &raw.id else { return };
+        match self.ids.get(value.as_str()) {
+            Some(line) => {
+                let what = format!("{value:?} is the id of the route in line {line} too, allowed are unique ids");
                 report.note(place, what);
             }
-            earlier.push(this);
-        }
-        let upstream = report.parse(&route.upstream, |name| known_upstream(name, upstreams));
-        let limit = route.limit.as_ref().is_none_or(|limit| limit.value);
-        if let (false, Some(cost)) = (limit, &route.cost) {
-            report
-                .note(&cost.place, "is of no use, because limit = false exempts the route, allowed is one of the two");
-        }
-        let cost = report.integer(&route.cost, 1..=i64::from(i32::MAX)).unwrap_or(1);
-        if let (Some(id), Some(path), Some(upstream)) = (id, &route.path, upstream) {
-            routes.push(Route { id, methods, path: path.value.clone(), host: host_name, upstream, cost, limit });
+            None => drop(self.ids.insert(value, place.line)),
         }
     }
-    routes
-}
 
-/// What an earlier route of the same host and path shape takes.
-struct Taken {
-    methods: Vec<Method>,
-    line: usize,
-}
-
-impl Taken {
-    fn overlaps(&self, other: &Self) -> bool {
-        let any = self.methods.is_empty() || other.methods.is_empty();
-        any || self.methods.iter().any(|method| other.methods.contains(method))
+    fn compare_requests(
+        &mut self,
+        raw: &file::Route,
+        methods: &[Method],
+        host: Option<String>,
+        path_shape: String,
+        report: &Report,
+    ) {
+        // A host or methods that are at fault would pass for "any".
+        if ["host", "methods"].into_iter().any(|key| report.is_at_fault(&raw.place.child(key))) {
+            return;
+        }
+        let Some(At { value, place }) = &raw.path else { return };
+        let taken = self.requests.entry((host, path_shape)).or_default();
+        let overlap = |(taken, _): &&Taken| {
+            taken.is_empty() || methods.is_empty() || methods.iter().any(|method| taken.contains(method))
+        };
+        if let Some((_, line)) = taken.iter().find(overlap) {
+            let what = format!(
+                "{value:?} is the path of the route in line {line} too, for the same host and method, allowed is one \
+                 route for each"
+            );
+            report.note(place, what);
+        }
+        taken.push((methods.to_vec(), place.line));
     }
 }
 
@@ -75,15 +91,12 @@ fn id(text: &str) -> Parsed<String> {
     Err(format!("{text:?} is not a route id, allowed are 1 to 64 characters, no control characters, and not \"*\""))
 }
 
-/// The methods, and whether all of them could be read.
-fn methods(raw: Option<&At<Vec<At<String>>>>, report: &Report) -> (Vec<Method>, bool) {
-    let Some(At { value: names, place }) = raw else { return (Vec::new(), true) };
+fn methods(raw: &file::Texts, report: &Report) -> Vec<Method> {
+    let Some(At { value: names, place }) = raw else { return Vec::new() };
     if names.is_empty() {
         report.note(place, "is empty, allowed are methods like [\"GET\", \"POST\"], or no key for any method");
     }
-    let methods: Vec<Method> = names.iter().filter_map(|name| report.parse_at(name, method)).collect();
-    let all_known = !names.is_empty() && methods.len() == names.len();
-    (methods, all_known)
+    names.iter().filter_map(|name| report.parse_at(name, method)).collect()
 }
 
 fn method(text: &str) -> Parsed<Method> {

@@ -39,7 +39,7 @@ fn check(name: &At<String>, raw: &file::Upstream, report: &Report) -> Option<Ups
     let connect_timeout = report.parse(&raw.connect_timeout, |text| duration(text, Between::up_to_seconds(600)));
     let read_timeout = report.parse(&raw.read_timeout, |text| duration(text, Between::up_to_seconds(86_400)));
     Some(Upstream::Pool(Pool {
-        servers: servers(raw.servers.as_ref(), report),
+        servers: servers(&raw.servers, report),
         balance: report.parse(&raw.balance, balance).unwrap_or(Balance::RoundRobin),
         connect_timeout: connect_timeout.unwrap_or(Duration::from_secs(1)),
         read_timeout: read_timeout.unwrap_or(Duration::from_secs(30)),
@@ -48,7 +48,7 @@ fn check(name: &At<String>, raw: &file::Upstream, report: &Report) -> Option<Ups
     }))
 }
 
-fn servers(raw: Option<&At<Vec<At<String>>>>, report: &Report) -> Vec<String> {
+fn servers(raw: &file::Texts, report: &Report) -> Vec<String> {
     let Some(At { value: raw, place }) = raw else { return Vec::new() };
     if raw.is_empty() {
         report.note(place, "is empty, allowed are host:port like [\"10.0.0.1:9001\"]");
