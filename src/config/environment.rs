@@ -3,8 +3,8 @@
 /// Looks up an environment variable.
 pub(super) type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
 
-/// Replaces every `${NAME}` by the variable's value, and every `${NAME:-default}` by the value or, where that is unset or
-/// empty (as in a shell), by the default. A `$` without `{` is itself.
+/// Replaces every `${NAME}` by the variable's value, and every `${NAME:-default}` by the value or, where that is unset
+/// or empty (as in a shell), by the default. A `$` without `{` is itself.
 ///
 /// # Errors
 /// One sentence that names the variable, never a value.

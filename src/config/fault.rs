@@ -5,8 +5,8 @@ use std::fmt;
 
 /// One fault of a configuration file. Displays as `FILE:LINE: section.key: what is wrong, what is allowed`.
 ///
-/// Elements of arrays are counted from 1: `route[2].upstream` is the upstream of the second `[[route]]`. Never holds the
-/// value of a secret.
+/// Elements of arrays are counted from 1: `route[2].upstream` is the upstream of the second `[[route]]`. Never holds
+/// the value of a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The file, as it was named by the caller.

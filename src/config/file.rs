@@ -98,6 +98,7 @@ impl Admin {
 
 /// `[identity]`
 pub(super) struct Identity {
+    pub(super) place: Place,
     pub(super) header: Text,
     pub(super) mode: Text,
     pub(super) keys_file: Text,
@@ -108,6 +109,7 @@ pub(super) struct Identity {
 impl Identity {
     fn read(s: &mut Section<'_>) -> Self {
         Self {
+            place: s.place.clone(),
             header: s.string("header"),
             mode: s.string("mode"),
             keys_file: s.string("keys_file"),

@@ -42,7 +42,7 @@ pub(super) fn validate(file: &File, report: &Report) -> Settings {
         routes: route::routes(&file.routes, &upstream_names, report),
         upstreams: upstream::upstreams(&file.upstreams, report),
     };
-    unique_listeners(file, report);
+    unique_listeners(file, settings.admin.listen, report);
     settings
 }
 
@@ -68,33 +68,37 @@ fn path_or(raw: &file::Text, default: &str, report: &Report) -> PathBuf {
     report.parse(raw, file_path).unwrap_or_else(|| default.into())
 }
 
-/// No address is listened on twice.
-fn unique_listeners(file: &File, report: &Report) {
+/// No address is listened on twice, the default of `admin.listen` included.
+fn unique_listeners(file: &File, admin: SocketAddr, report: &Report) {
     let plain = file.server.listen.iter().flat_map(|listen| &listen.value);
     let tls = file.server.tls.iter().filter_map(|tls| tls.listen.as_ref());
-    let mut first: HashMap<SocketAddr, &Place> = HashMap::new();
-    for At { value, place } in plain.chain(tls).chain(&file.admin.listen) {
-        let Ok(address) = value.parse() else { continue };
+    let servers = plain.chain(tls).filter_map(|At { value, place }| Some((value.parse().ok()?, place.clone())));
+    let mut first: HashMap<SocketAddr, Place> = HashMap::new();
+    for (address, place) in servers.chain([(admin, admin_listen(&file.admin))]) {
         match first.get(&address) {
-            Some(other) => report.note(
-                place,
-                format!(
-                    "{value:?} is the address of {} in line {} too, allowed is one listener",
-                    other.key, other.line
-                ),
-            ),
+            Some(Place { line, key }) => {
+                let what = format!("\"{address}\" is the address of {key} in line {line} too, allowed is one listener");
+                report.note(&place, what);
+            }
             None => drop(first.insert(address, place)),
         }
     }
+}
+
+fn admin_listen(raw: &file::Admin) -> Place {
+    raw.listen.as_ref().map_or_else(|| raw.place.child("listen"), |listen| listen.place.clone())
 }
 
 fn admin(raw: &file::Admin, report: &Report) -> Admin {
     let listen = report.parse(&raw.listen, listener);
     let token = report.parse(&raw.token_file, token_file);
     let listen = listen.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9180));
-    if !listen.ip().to_canonical().is_loopback() && raw.token_file.is_none() {
-        let at = raw.listen.as_ref().map_or(&raw.place, |listen| &listen.place);
-        report.note(at, format!("\"{listen}\" is not a loopback address, allowed only where admin.token_file is set"));
+    let has_token = raw.token_file.is_some() || report.is_at_fault(&raw.place.child("token_file"));
+    if !listen.ip().to_canonical().is_loopback() && !has_token {
+        report.note(
+            &admin_listen(raw),
+            format!("\"{listen}\" is not a loopback address, allowed only where admin.token_file is set"),
+        );
     }
     Admin { listen, token }
 }
@@ -106,22 +110,19 @@ fn identity(raw: &file::Identity, has_database: bool, report: &Report) -> Identi
         "registered" => Ok(true),
         _ => Err(format!("{mode:?} is not a mode, allowed are \"direct\", \"registered\"")),
     });
-    let mode = match (is_registered, &raw.mode, &raw.keys_file) {
-        (Some(true), Some(mode), None) if !has_database => {
-            report.note(
-                &mode.place,
-                "\"registered\" needs known keys, allowed with identity.keys_file or rules.database_url",
-            );
-            IdentityMode::Direct
+    let is_registered = is_registered.unwrap_or(false);
+    let has_keys = has_database || raw.keys_file.is_some() || report.is_at_fault(&raw.place.child("keys_file"));
+    match (&raw.mode, &raw.keys_file) {
+        (Some(mode), _) if is_registered && !has_keys => {
+            let what = "\"registered\" needs known keys, allowed with identity.keys_file or rules.database_url";
+            report.note(&mode.place, what);
         }
-        (Some(true), ..) => IdentityMode::Registered { keys_file },
-        // A mode that is itself at fault says nothing about the keys.
-        (None, Some(_), _) | (_, _, None) => IdentityMode::Direct,
-        (_, _, Some(keys_file)) => {
+        (_, Some(keys_file)) if !is_registered && !report.is_at_fault(&raw.place.child("mode")) => {
             report.note(&keys_file.place, "is of no use, allowed with identity.mode = \"registered\"");
-            IdentityMode::Direct
         }
-    };
+        _ => {}
+    }
+    let mode = if is_registered { IdentityMode::Registered { keys_file } } else { IdentityMode::Direct };
     let proxies = raw.trusted_proxies.iter().flat_map(|proxies| &proxies.value);
     Identity {
         header: report.parse(&raw.header, header).unwrap_or(HeaderName::from_static("x-api-key")),

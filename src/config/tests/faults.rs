@@ -184,6 +184,20 @@ fn listeners_are_addresses_with_a_port_each_used_once() {
             ],
         ),
         (
+            "[admin]\nlisten = \"[::]:1\"\ntoken_file = 1\n",
+            &["t:12: admin.token_file: is an integer, allowed is a string"],
+        ),
+        (
+            "[[server.tls]]\nlisten = \"127.0.0.1:9180\"\ncertificate = \"/no\"\nkey = \"${NOPE}\"\n",
+            &[
+                "t:1: admin.listen: \"127.0.0.1:9180\" is the address of server.tls[1].listen in line 11 too, allowed is \
+                 one listener",
+                "t:12: server.tls[1].certificate: file \"/no\" cannot be read: No such file or directory (os error 2)",
+                "t:13: server.tls[1].key: environment variable NOPE is not set, set it or give a default as in \
+                 \"${NOPE:-default}\"",
+            ],
+        ),
+        (
             "[admin]\nlisten = \"[::]:9180\"\n",
             &[
                 "t:11: admin.listen: \"[::]:9180\" is not a loopback address, allowed only where admin.token_file is set",
@@ -241,6 +255,10 @@ fn identity_needs_a_header_a_mode_and_for_registered_its_keys() {
             "[identity]\nmode = \"registered\"\n",
             &["t:11: identity.mode: \"registered\" needs known keys, allowed with identity.keys_file or \
              rules.database_url"],
+        ),
+        (
+            "[identity]\nmode = \"registered\"\nkeys_file = 1\n",
+            &["t:12: identity.keys_file: is an integer, allowed is a string"],
         ),
         ("[identity]\nmode = \"registered\"\n[rules]\ndatabase_url = \"postgres://h/d\"\n", &[]),
         (

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use super::value::Parsed;
 
-/// Checks a pattern and gives its shape: the pattern without the names of its parameters. Two patterns of one shape match
-/// the same paths.
+/// Checks a pattern and gives its shape: the pattern without the names of its parameters. Two patterns of one shape
+/// match the same paths.
 ///
 /// # Errors
 /// What is wrong; for a pattern that no normalised path can match, its normal form.
@@ -23,15 +23,21 @@ pub(super) fn shape(pattern: &str) -> Parsed<String> {
     for (index, segment) in segments.iter().enumerate() {
         let is_last = index + 1 == segments.len();
         shape.push('/');
-        match Segment::parse(segment).ok_or_else(|| {
-            format!("{pattern:?} has the segment {segment:?}, allowed as a whole segment are {{param}}, and {{*rest}} at the end")
-        })? {
-            Segment::Rest if !is_last => return Err(format!("{pattern:?} has {segment} before its end, {example}")),
-            Segment::Rest => shape.push_str("{*}"),
-            Segment::Param => shape.push_str("{}"),
-            Segment::Literal => {
-                let literal = normal_literal(segment)
-                    .ok_or_else(|| format!("{pattern:?} has a \"%\" that two hexadecimal digits do not follow, write \"%25\""))?;
+        match Segment::parse(segment) {
+            None => {
+                let allowed = "allowed as a whole segment are {param}, and {*rest} at the end";
+                return Err(format!("{pattern:?} has the segment {segment:?}, {allowed}"));
+            }
+            Some(Segment::Rest) if !is_last => {
+                return Err(format!("{pattern:?} has {segment} before its end, {example}"));
+            }
+            Some(Segment::Rest) => shape.push_str("{*}"),
+            Some(Segment::Param) => shape.push_str("{}"),
+            Some(Segment::Literal) => {
+                let Some(literal) = normal_literal(segment) else {
+                    let what = "has a \"%\" that two hexadecimal digits do not follow, write \"%25\"";
+                    return Err(format!("{pattern:?} {what}"));
+                };
                 shape.push_str(&literal);
                 push_literal(&mut normal, literal, is_last);
                 continue;
@@ -82,8 +88,8 @@ fn push_literal(normal: &mut Vec<String>, literal: String, is_last: bool) {
     }
 }
 
-/// Unreserved characters plain, everything that may not stand in a path percent-encoded in upper case (RFC 3986, sections
-/// 3.3 and 6.2.2); `None` where a `%` is not followed by two hexadecimal digits.
+/// Unreserved characters plain, everything that may not stand in a path percent-encoded in upper case (RFC 3986,
+/// sections 3.3 and 6.2.2); `None` where a `%` is not followed by two hexadecimal digits.
 fn normal_literal(segment: &str) -> Option<String> {
     let mut normal = String::with_capacity(segment.len());
     let mut bytes = segment.bytes();

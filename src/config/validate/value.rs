@@ -115,7 +115,8 @@ pub(super) fn server(text: &str) -> Parsed<String> {
         return Ok(text.to_owned());
     }
     Err(format!(
-        "{text:?} is not a server, allowed are host:port like \"orders.internal:9001\", \"10.0.0.1:9001\", \"[::1]:9001\""
+        "{text:?} is not a server, allowed are host:port like \"orders.internal:9001\", \"10.0.0.1:9001\", \
+         \"[::1]:9001\""
     ))
 }
 
@@ -156,7 +157,10 @@ fn is_host(text: &str) -> bool {
 pub(super) fn network(text: &str) -> Parsed<IpNet> {
     let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
     network.map(|network| network.trunc()).map_err(|_| {
-        format!("{text:?} is not a network, allowed are addresses and CIDRs like \"10.0.0.0/8\", \"192.0.2.7\", \"fd00::/8\"")
+        format!(
+            "{text:?} is not a network, allowed are addresses and CIDRs like \"10.0.0.0/8\", \
+             \"192.0.2.7\", \"fd00::/8\""
+        )
     })
 }
 
