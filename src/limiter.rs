@@ -21,6 +21,8 @@ pub struct Check<'a> {
     pub cost: u32,
     /// What to do when the store does not answer.
     pub on_store_failure: FailurePolicy,
+    /// By a rule that is only counted: it has a bucket of its own, beside the enforcing rule's.
+    pub shadow: bool,
 }
 
 /// What was decided, and by what.
