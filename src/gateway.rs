@@ -29,11 +29,14 @@ use self::route::{RouteError, RouteRef, Router};
 use self::stamp::Verdict;
 use self::upstream::{Choice, InFlight, Pool, Upkeep, Upstream, UpstreamError, Upstreams};
 use crate::config::Settings;
-use crate::limiter::{Check, Limiter};
-use crate::metrics;
+use crate::limiter::{Check, Limiter, Outcome};
+use crate::metrics::{self, RouteMetrics};
 use crate::rules::keys::Keys;
 use crate::rules::{FailurePolicy, Rule, Rules};
 
+/// How long a client may keep a connection without a request, in seconds. Pingora's own default ends with the first
+/// request: from then on it waits for ever.
+const CLIENT_KEEPALIVE_SECONDS: u64 = 60;
 /// The longest wait for a client to take a piece of the answer.
 const CLIENT_WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest wait for what is left of a request after its answer.
@@ -62,12 +65,20 @@ pub enum GatewayError {
     },
 }
 
+/// Where the requests of one route go, and where they are counted.
+#[derive(Debug)]
+struct Destination {
+    upstream: Upstream,
+    metrics: RouteMetrics,
+}
+
 /// The proxy.
 #[derive(Debug)]
 pub struct Gateway {
     router: Router,
     /// By [`RouteRef::index`].
-    upstreams: Vec<Upstream>,
+    destinations: Vec<Destination>,
+    unrouted: RouteMetrics,
     identity: Identity,
     rules: Arc<Rules>,
     limiter: Arc<Limiter>,
@@ -90,14 +101,15 @@ impl Gateway {
     ) -> Result<(Self, Upkeep), GatewayError> {
         let router = Router::new(&settings.routes)?;
         let (by_name, upkeep) = Upstreams::new(&settings.upstreams)?;
-        let upstream = |route: &RouteRef| {
-            by_name.get(&route.upstream).cloned().ok_or_else(|| GatewayError::UnknownUpstream {
-                route: route.id.to_string(),
-                upstream: route.upstream.to_string(),
-            })
+        let destination = |route: &RouteRef| match by_name.get(&route.upstream) {
+            Some(upstream) => Ok(Destination { upstream: upstream.clone(), metrics: RouteMetrics::new(&route.id) }),
+            None => {
+                Err(GatewayError::UnknownUpstream { route: route.id.to_string(), upstream: route.upstream.to_string() })
+            }
         };
         let gateway = Self {
-            upstreams: router.routes().iter().map(upstream).collect::<Result<_, _>>()?,
+            destinations: router.routes().iter().map(destination).collect::<Result<_, _>>()?,
+            unrouted: RouteMetrics::new(""),
             router,
             identity: Identity::new(settings.identity.clone(), keys),
             rules,
@@ -149,21 +161,29 @@ impl Gateway {
             shadow,
         };
         let enforced = check(&enforce, false);
+        let started = Instant::now();
         let decision = match &shadow {
             None => self.limiter.decide(&enforced).await,
             Some(shadow) => {
-                let counted = check(shadow, true);
-                let (decision, counted) = tokio::join!(self.limiter.decide(&enforced), self.limiter.decide(&counted));
-                metrics::observe_decision(route.index, &counted, true);
+                let shadow = check(shadow, true);
+                let (decision, shadow) = tokio::join!(self.limiter.decide(&enforced), self.limiter.decide(&shadow));
+                if shadow.outcome != Outcome::Allowed {
+                    self.metrics(Some(route.index)).shadow_denied(shadow.source);
+                }
                 decision
             }
         };
-        metrics::observe_decision(route.index, &decision, false);
+        metrics::decision_seconds(decision.source, started.elapsed().as_secs_f64());
+        self.metrics(Some(route.index)).decided(decision.outcome, decision.source);
         Ok(Verdict { decision, rule: enforce })
     }
 
+    fn metrics(&self, route: Option<usize>) -> &RouteMetrics {
+        route.and_then(|index| self.destinations.get(index)).map_or(&self.unrouted, |destination| &destination.metrics)
+    }
+
     fn pool(&self, ctx: &Ctx) -> Option<&Arc<Pool>> {
-        match self.upstreams.get(ctx.route?)? {
+        match &self.destinations.get(ctx.route?)?.upstream {
             Upstream::Pool(pool) => Some(pool),
             Upstream::Echo => None,
         }
@@ -232,6 +252,9 @@ impl ProxyHttp for Gateway {
     async fn request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> pingora::Result<bool> {
         session.set_write_timeout(Some(CLIENT_WRITE_TIMEOUT));
         session.set_total_drain_timeout(Some(CLIENT_DRAIN_TIMEOUT));
+        if session.get_keepalive() == Some(0) {
+            session.set_keepalive(Some(CLIENT_KEEPALIVE_SECONDS));
+        }
         if let Err(problem) = self.admit(session, ctx).await {
             self.refuse(session, ctx, &problem).await;
             return Ok(true);
@@ -255,7 +278,7 @@ impl ProxyHttp for Gateway {
         };
         ctx.attempts += 1;
         let Some(choice) = next.or_else(|| pool.choose(&session.req_header().headers, None)) else {
-            metrics::observe_upstream_failure(pool.name(), "no_server");
+            metrics::upstream_failure(pool.name(), "no_server");
             return Err(Error::create(
                 ErrorType::ConnectNoRoute,
                 ErrorSource::Upstream,
@@ -274,10 +297,10 @@ impl ProxyHttp for Gateway {
         upstream_request: &mut RequestHeader,
         _ctx: &mut Ctx,
     ) -> pingora::Result<()> {
-        if let Some(peer) = peer_address(session)
-            && let Some(value) = self.identity.forwarded_for(peer, &session.req_header().headers)
-        {
-            upstream_request.insert_header("X-Forwarded-For", value)?;
+        let peer = peer_address(session);
+        match peer.and_then(|peer| self.identity.forwarded_for(peer, &session.req_header().headers)) {
+            Some(value) => upstream_request.insert_header("X-Forwarded-For", value)?,
+            None => drop(upstream_request.remove_header("X-Forwarded-For")),
         }
         Ok(())
     }
@@ -285,7 +308,7 @@ impl ProxyHttp for Gateway {
     fn fail_to_connect(&self, session: &mut Session, _peer: &HttpPeer, ctx: &mut Ctx, mut e: Box<Error>) -> Box<Error> {
         let failed: Option<SocketAddr> = ctx.choice.take().map(|choice| choice.address);
         if let Some(pool) = self.pool(ctx) {
-            metrics::observe_upstream_failure(pool.name(), failure_kind(&e));
+            metrics::upstream_failure(pool.name(), failure_kind(&e));
             // Nothing has been sent: any method may go to another server, if there is one.
             let next = (ctx.attempts < ATTEMPTS).then(|| pool.choose(&session.req_header().headers, failed)).flatten();
             e.set_retry(next.is_some());
@@ -305,7 +328,7 @@ impl ProxyHttp for Gateway {
         if *e.esource() == ErrorSource::Upstream
             && let Some(pool) = self.pool(ctx)
         {
-            metrics::observe_upstream_failure(pool.name(), failure_kind(&e));
+            metrics::upstream_failure(pool.name(), failure_kind(&e));
         }
         ctx.choice = None;
         // Pingora's own policy: only idempotent methods whose body can be sent again, and where the connection was
@@ -350,15 +373,15 @@ impl ProxyHttp for Gateway {
     async fn logging(&self, session: &mut Session, error: Option<&Error>, ctx: &mut Ctx) {
         ctx.choice = None;
         let status = session.response_written().map_or(CLIENT_GONE, |response| response.status.as_u16());
-        let elapsed = ctx.started.elapsed();
-        metrics::observe_request(ctx.route, status, elapsed);
+        let seconds = ctx.started.elapsed().as_secs_f64();
+        self.metrics(ctx.route).answered(status, seconds);
         let head = session.req_header();
         tracing::debug!(
             method = head.method.as_str(),
             path = head.uri.path(),
             route = ctx.route.and_then(|index| self.router.routes().get(index)).map(|route| &*route.id),
             status,
-            seconds = elapsed.as_secs_f64(),
+            seconds,
             client = peer_address(session)
                 .map(|peer| self.identity.client(peer, &head.headers))
                 .map(tracing::field::display),

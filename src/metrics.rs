@@ -1,15 +1,29 @@
 //! The Prometheus series.
 
-use std::time::Duration;
+use crate::limiter::{Outcome, Source};
 
-use crate::limiter::Decision;
+/// The handles of one route.
+#[derive(Debug)]
+pub struct RouteMetrics {}
 
-/// One request ended. `route` is its place in the configuration, `None` where none matched; 499 stands for a client
-/// that left before the answer.
-pub fn observe_request(_route: Option<usize>, _status: u16, _elapsed: Duration) {}
+impl RouteMetrics {
+    /// The handles of `route`; requests that match none use an empty name.
+    pub fn new(_route: &str) -> Self {
+        Self {}
+    }
 
-/// One decision of the limiter about a request to this route; `shadow`: by a rule that is only counted.
-pub fn observe_decision(_route: usize, _decision: &Decision, _shadow: bool) {}
+    /// Counts a decision.
+    pub fn decided(&self, _outcome: Outcome, _source: Source) {}
 
-/// One attempt at an upstream failed; `kind` is one of a few constants.
-pub fn observe_upstream_failure(_upstream: &str, _kind: &'static str) {}
+    /// Counts a denial of a rule in shadow mode.
+    pub fn shadow_denied(&self, _source: Source) {}
+
+    /// Counts an answered request and its time in seconds.
+    pub fn answered(&self, _code: u16, _seconds: f64) {}
+}
+
+/// Observes the time a decision took, in seconds.
+pub fn decision_seconds(_source: Source, _seconds: f64) {}
+
+/// Counts one failure of an upstream.
+pub fn upstream_failure(_upstream: &str, _kind: &str) {}
