@@ -1,7 +1,7 @@
 //! The phases of a request against a gateway in this process, over real sockets: what clients and upstreams see when all
 //! is well, and when one of them misbehaves.
 
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
