@@ -19,8 +19,12 @@
 //!
 //! The scripts that run inside Redis are `scripts/redis/*.lua`.
 
+pub mod bucket;
+pub mod clock;
 pub mod config;
 pub mod gateway;
+pub mod key;
+pub mod ledger;
 pub mod limiter;
 pub mod metrics;
 pub mod rules;

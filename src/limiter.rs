@@ -1,17 +1,26 @@
 //! Decides whether a request may pass: asks the store, and falls back to the rule's failure policy when the store does
 //! not answer in time.
 
-pub mod bucket;
+mod fallback;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::limiter::bucket::Limit;
+pub use crate::bucket;
+use crate::bucket::{Call, Demand, Limit, Reply, Report};
+use crate::clock::Clock;
+use crate::key::KeyRef;
 use crate::rules::FailurePolicy;
+use crate::store::{AnyStore, Store};
+use fallback::Fallback;
+
+/// A decision made without the store counts as degraded for this long, in milliseconds.
+const DEGRADED_FOR_MS: u64 = 5_000;
 
 /// One limit that a request has to pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
-    /// Who asks; 1–64 bytes.
+    /// Who asks; 1–64 characters.
     pub tenant: &'a str,
     /// For which route.
     pub route: &'a Arc<str>,
@@ -21,7 +30,7 @@ pub struct Check<'a> {
     pub cost: u32,
     /// What to do when the store does not answer.
     pub on_store_failure: FailurePolicy,
-    /// By a rule that is only counted: it has a bucket of its own, beside the enforcing rule's.
+    /// The rule is only counted; it has a bucket of its own.
     pub shadow: bool,
 }
 
@@ -82,16 +91,77 @@ pub struct Quota {
 
 /// Decides over one store.
 #[derive(Debug)]
-pub struct Limiter {}
+pub struct Limiter {
+    store: AnyStore,
+    fallback: Fallback,
+    clock: Clock,
+    /// When a decision was last made without the store; 0 never.
+    last_fallback: AtomicU64,
+}
 
 impl Limiter {
+    /// A limiter over `store`. While the store is away it enforces one share in `instances` of each limit, for at most
+    /// `max_keys` keys.
+    pub fn new(store: AnyStore, instances: u32, max_keys: usize, clock: Clock) -> Self {
+        let fallback = Fallback::new(instances, max_keys, clock.clone());
+        Self { store, fallback, clock, last_fallback: AtomicU64::new(0) }
+    }
+
     /// Takes the tokens of one request, or says why not. Never waits longer than `store.timeout`.
     pub async fn decide(&self, check: &Check<'_>) -> Decision {
-        let capacity = check.limit.capacity();
-        Decision {
-            outcome: Outcome::Allowed,
-            source: Source::Store,
-            quota: Some(Quota { capacity, remaining: capacity, reset: 0 }),
+        let demand = [Demand { cost: check.cost, count: 1 }];
+        let call = Call { limit: check.limit, demand: &demand, prefetch: 0, report: Report::default() };
+        match self.store.call(check.key(), &call).await {
+            Ok(reply) => decision(check.limit, &reply, Source::Store),
+            Err(_) => self.without_store(check),
         }
     }
+
+    fn without_store(&self, check: &Check<'_>) -> Decision {
+        self.last_fallback.store(self.clock.now().max(1), Ordering::Relaxed);
+        match check.on_store_failure {
+            FailurePolicy::Local => self.fallback.decide(check),
+            FailurePolicy::Open => Decision { outcome: Outcome::Allowed, source: Source::Open, quota: None },
+            FailurePolicy::Closed => Decision { outcome: Outcome::Unavailable, source: Source::Closed, quota: None },
+        }
+    }
+
+    /// Whether a decision was made without the store in the last seconds.
+    pub fn is_degraded(&self) -> bool {
+        let last = self.last_fallback.load(Ordering::Relaxed);
+        last > 0 && self.clock.now() < last + DEGRADED_FOR_MS
+    }
+
+    /// Keys tracked in this process, and how many were forgotten for want of room.
+    pub fn keys(&self) -> (usize, u64) {
+        let (mut tracked, mut forgotten) = self.fallback.keys();
+        if let AnyStore::Memory(store) = &self.store {
+            tracked += store.len();
+            forgotten += store.forgotten();
+        }
+        (tracked, forgotten)
+    }
+}
+
+impl<'a> Check<'a> {
+    fn key(&self) -> KeyRef<'a> {
+        KeyRef { tenant: self.tenant, route: self.route, shadow: self.shadow }
+    }
+}
+
+/// Reads a bucket's reply to one request.
+fn decision(limit: Limit, reply: &Reply, source: Source) -> Decision {
+    let capacity = limit.capacity();
+    let remaining = reply.tokens.min(capacity);
+    let reset = f64::from(capacity - remaining) / limit.refill_per_second();
+    let outcome = match reply.granted {
+        0 => Outcome::Denied { retry_after: reply.wait_ms.map(whole_seconds) },
+        _ => Outcome::Allowed,
+    };
+    Decision { outcome, source, quota: Some(Quota { capacity, remaining, reset: reset.ceil() as u32 }) }
+}
+
+/// Rounded up, at least 1: a client that waits this long is never early. (RFC 9110 §10.2.3 allows whole seconds only.)
+fn whole_seconds(wait_ms: u64) -> u32 {
+    u32::try_from(wait_ms.div_ceil(1000).max(1)).unwrap_or(u32::MAX)
 }
