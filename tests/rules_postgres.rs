@@ -241,17 +241,72 @@ async fn what_the_server_says_is_told() {
     assert!(error.contains("permission denied for table rate_limit_rule") && !error.contains("hush"), "{error}");
 }
 
+/// What comes of connecting with these options.
+async fn error_with(url: &str, options: &str) -> Option<String> {
+    let refresh = Duration::from_secs(3600);
+    let database_url = Some(Secret(format!("{url}?{options}")));
+    let settings = config::Rules { file: None, database_url, refresh, snapshot: None };
+    let loader = loader(&settings, &IdentityMode::Direct);
+    loader.start().await.unwrap();
+    loader.rules().status().last_error
+}
+
+/// A certificate for `localhost` that vouches for itself: (certificate, key).
+fn certificate(folder: &Path) -> (PathBuf, PathBuf) {
+    let (certificate, key) = (folder.join("server.crt"), folder.join("server.key"));
+    let made = std::process::Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"])
+        .args(["-addext", "subjectAltName=DNS:localhost"])
+        .arg("-out")
+        .arg(&certificate)
+        .arg("-keyout")
+        .arg(&key)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    (certificate, key)
+}
+
 #[tokio::test]
-async fn a_server_without_tls_is_refused_where_tls_is_required() {
+async fn tls_is_required_and_verified_as_sslmode_says() {
     let database = Database::create(PLAIN_TABLE).await;
-    let mut settings = database.settings();
+    let by_address = database.url.clone();
+    let by_name = database.url.replace("127.0.0.1", "localhost");
     for (mode, works) in [("disable", true), ("prefer", true), ("require", false), ("verify-full", false)] {
-        settings.database_url = Some(Secret(format!("{}?sslmode={mode}", database.url)));
-        let loader = loader(&settings, &IdentityMode::Direct);
-        loader.start().await.unwrap();
-        let error = loader.rules().status().last_error;
-        assert_eq!(error.is_none(), works, "{mode}: {error:?}");
+        let error = error_with(&by_address, &format!("sslmode={mode}")).await;
+        assert_eq!(error.is_none(), works, "without TLS, {mode}: {error:?}");
     }
+
+    let folder = tempfile::tempdir().unwrap();
+    let (certificate, key) = certificate(folder.path());
+    for path in [&certificate, &key] {
+        let (pem, name) = (std::fs::read_to_string(path).unwrap(), path.file_name().unwrap().to_str().unwrap());
+        let lines = format!("SELECT unnest(string_to_array('{}', E'\\n'))", pem.trim_end());
+        database.execute(&format!("COPY ({lines}) TO PROGRAM 'umask 077; cat > {name}'")).await;
+    }
+    database.execute("ALTER SYSTEM SET ssl = on").await;
+    database.execute("SELECT pg_reload_conf()").await;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while let Some(error) = error_with(&by_address, "sslmode=require").await {
+        assert!(Instant::now() < deadline, "{error}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+
+    let roots = format!("&sslrootcert={}", certificate.display());
+    for (url, mode, roots, works) in [
+        (&by_address, "prefer", "", true),
+        (&by_address, "verify-ca", "", false),
+        (&by_address, "verify-ca", &*roots, true),
+        (&by_address, "verify-full", &*roots, false),
+        (&by_name, "verify-full", &*roots, true),
+        (&by_name, "verify-full", "", false),
+    ] {
+        let error = error_with(url, &format!("sslmode={mode}{roots}")).await;
+        assert_eq!(error.is_none(), works, "{mode}{roots}: {error:?}");
+        assert!(error.is_none_or(|error| error.contains("certificate verify failed")));
+    }
+    database.execute("ALTER SYSTEM RESET ssl").await;
+    database.execute("SELECT pg_reload_conf()").await;
 }
 
 fn inode(path: &Path) -> u64 {
