@@ -1,6 +1,15 @@
 //! Validated settings: what the rest of the program sees of the configuration file. Everything here is in range and
 //! refers only to things that exist; `validate` is the one place that makes it so.
 
+mod environment;
+mod fault;
+mod file;
+mod load;
+mod reader;
+#[cfg(test)]
+mod tests;
+mod validate;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,6 +18,8 @@ use std::time::Duration;
 use http::{HeaderName, Method};
 use ipnet::IpNet;
 
+pub use self::fault::Fault;
+pub use self::load::{load, load_str};
 use crate::rules::{FailurePolicy, Rule};
 
 /// The whole configuration, validated.

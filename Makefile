@@ -1,0 +1,52 @@
+# Every command a person needs. `make` alone lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# What the crates with C inside need: OpenSSL is built from source (perl, make), zlib-ng with cmake.
+PACKAGES := cc:build-essential c++:build-essential cmake:cmake perl:perl
+
+# cargo-deny lives outside the project's own build: in Cargo's bin folder, built once in a folder of its own.
+DENY_VERSION := 0.20.2
+DENY_BUILD := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sekisho/cargo-deny
+
+CONFIG ?= conf/sekisho.toml
+
+.PHONY: help run build test lint fmt bench deny deps clean
+
+help: ## list these targets
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+run: build ## build it and serve CONFIG (default conf/sekisho.toml)
+	$${CARGO_TARGET_DIR:-target}/release/sekisho run -c $(CONFIG)
+
+build: deps ## the release binary: target/release/sekisho
+	cargo build --release --locked
+
+test: deps ## all tests, against throw-away Redis and PostgreSQL of their own
+	scripts/services.sh run cargo test --locked
+
+lint: deps ## format, clippy with warnings as errors, licences and sources of the crates
+	cargo fmt --check
+	cargo clippy --all-targets --locked -- -D warnings
+	$(MAKE) --no-print-directory deny
+
+deny: ## cargo-deny: licences, bans, sources (builds cargo-deny once if it is missing)
+	@cargo deny --version 2>/dev/null | grep -qxF 'cargo-deny $(DENY_VERSION)' \
+		|| { CARGO_TARGET_DIR='$(DENY_BUILD)' CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off \
+			CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+			cargo install --locked --version $(DENY_VERSION) cargo-deny; rm -rf '$(DENY_BUILD)'; }
+	cargo deny --locked check licenses bans sources
+
+fmt: ## format the code
+	cargo fmt
+
+bench: deps ## the criterion benches
+	cargo bench --locked
+
+deps: ## install the Debian packages that building needs, if missing
+	@scripts/packages.sh $(PACKAGES)
+
+clean: ## remove everything built
+	cargo clean

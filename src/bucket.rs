@@ -1,0 +1,388 @@
+//! The token bucket as pure arithmetic: no clock, no I/O. The same statements, in the same order, as
+//! `scripts/redis/token_bucket.lua`; a property test holds the two together. The protocol of the leases (tokens that a
+//! gateway may spend without asking) and why it never admits too much is in the README.
+
+/// One year in seconds: the longest a bucket may take to fill, so that its time to live stays a sane number.
+pub const LONGEST_FILL_SECONDS: f64 = 31_536_000.0;
+
+/// Capacity and refill of a bucket, validated: capacity 1 … 2³¹−1 tokens, refill > 0 … 2³¹−1 tokens per second, and the
+/// whole capacity refills within a year.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limit {
+    capacity: u32,
+    refill_per_second: f64,
+}
+
+/// Why two numbers are not a [`Limit`].
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum LimitError {
+    /// Capacity out of range.
+    #[error("capacity is {0}, allowed are integers from 1 to 2147483647")]
+    Capacity(f64),
+    /// Refill out of range.
+    #[error("refill is {0} tokens per second, allowed is more than 0 up to 2147483647")]
+    Refill(f64),
+    /// Fills too slowly.
+    #[error("a capacity of {0} refilled at {1} tokens per second takes longer than a year to fill")]
+    FillTime(u32, f64),
+}
+
+impl Limit {
+    /// The greatest capacity (tokens) and refill (tokens per second).
+    pub const MAX: u32 = i32::MAX as u32;
+
+    /// Checks the bounds.
+    ///
+    /// # Errors
+    /// Names the first number that is out of its range.
+    pub fn new(capacity: i64, refill_per_second: f64) -> Result<Self, LimitError> {
+        let tokens = u32::try_from(capacity)
+            .ok()
+            .filter(|c| (1..=Self::MAX).contains(c))
+            .ok_or(LimitError::Capacity(capacity as f64))?;
+        if !(refill_per_second > 0.0 && refill_per_second <= f64::from(Self::MAX)) {
+            return Err(LimitError::Refill(refill_per_second));
+        }
+        if f64::from(tokens) / refill_per_second > LONGEST_FILL_SECONDS {
+            return Err(LimitError::FillTime(tokens, refill_per_second));
+        }
+        Ok(Self { capacity: tokens, refill_per_second })
+    }
+
+    /// One of `parts` equal shares, with a capacity of at least `least` tokens where the whole has them. Its refill is
+    /// exactly one share, however slow.
+    pub fn share(&self, parts: u32, least: u32) -> Self {
+        Self {
+            capacity: (self.capacity / parts.max(1)).max(least.clamp(1, self.capacity)),
+            refill_per_second: self.refill_per_second / f64::from(parts.max(1)),
+        }
+    }
+
+    /// Tokens: the burst.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Tokens per second.
+    pub fn refill_per_second(&self) -> f64 {
+        self.refill_per_second
+    }
+}
+
+/// Length of a lease generation in milliseconds on the store's clock. A lease ends two boundaries after it was granted
+/// or renewed, at the latest.
+pub const GENERATION_MS: u64 = 2_000;
+
+/// One token bucket and the leases that are out of it. It holds `tokens + lease_a + lease_b ≤ capacity`, and the leases
+/// cover every token that any gateway may still spend; so no window of length t admits more than
+/// `capacity + refill · t`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bucket {
+    tokens: f64,
+    /// Milliseconds on the store's clock.
+    ts: u64,
+    /// Tokens leased or renewed in the generation of `ts`.
+    lease_a: u32,
+    /// Tokens leased or renewed in the generation before.
+    lease_b: u32,
+}
+
+/// Requests of one cost that wait side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Tokens each of them takes, ≥ 1.
+    pub cost: u32,
+    /// How many.
+    pub count: u32,
+}
+
+/// What a gateway tells of its stash, in tokens. The default, all zero, reports nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// The generation that the bucket counts the stash in.
+    pub generation: u64,
+    /// Spent since the last report.
+    pub used: u32,
+    /// Still in the stash; renewed by this call.
+    pub held: u32,
+    /// Returned to the bucket.
+    pub back: u32,
+}
+
+/// One call of a gateway for one key.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// The limit that applies now.
+    pub limit: Limit,
+    /// The requests that wait, in order.
+    pub demand: &'a [Demand],
+    /// Tokens wanted ahead.
+    pub prefetch: u32,
+    /// The gateway's stash.
+    pub report: Report,
+}
+
+/// The bucket's answer.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// Requests granted: the longest prefix of the demand that fits.
+    pub granted: u32,
+    /// Tokens leased ahead, counted in `generation`.
+    pub prefetched: u32,
+    /// The generation of this call.
+    pub generation: u64,
+    /// `false`: the stash that was reported has expired, or the bucket is younger; it must not be spent.
+    pub stash_known: bool,
+    /// Whole tokens left in the bucket.
+    pub tokens: u32,
+    /// Milliseconds until the first refused request fits (or the next token, if none was refused); `None`: it costs
+    /// more than the capacity and never will.
+    pub wait_ms: Option<u64>,
+}
+
+impl Bucket {
+    /// A full bucket. `now` is milliseconds on the store's clock.
+    pub fn full(limit: Limit, now: u64) -> Self {
+        Self { tokens: f64::from(limit.capacity), ts: now, lease_a: 0, lease_b: 0 }
+    }
+
+    /// Books one call at `now`, milliseconds on the store's clock.
+    pub fn call(&mut self, now: u64, call: &Call<'_>) -> Reply {
+        let Limit { capacity, refill_per_second: rate } = call.limit;
+        if self.ts > now + GENERATION_MS {
+            // The clock stepped back: start its time again, keep the tokens.
+            (self.ts, self.lease_a, self.lease_b) = (now, 0, 0);
+        }
+        let now = now.max(self.ts);
+        let generation = self.refill_over_generations(now, call.limit);
+        let (stash_known, held) = self.book(call.report, generation, capacity);
+
+        let (mut granted, mut refused) = (0, None);
+        for &Demand { cost, count } in call.demand {
+            let fit = (self.tokens / f64::from(cost)).floor().min(f64::from(count));
+            granted += fit as u32;
+            self.tokens = (self.tokens - fit * f64::from(cost)).max(0.0);
+            if fit < f64::from(count) {
+                refused = Some(cost);
+                break;
+            }
+        }
+        let ahead = match refused {
+            Some(_) => 0,
+            None => (capacity / 2)
+                .saturating_sub(self.lease_a + self.lease_b + held)
+                .min(call.prefetch)
+                .min(self.tokens.floor() as u32),
+        };
+        self.tokens -= f64::from(ahead);
+        self.lease_a += held + ahead;
+
+        let need = refused.unwrap_or(1);
+        let missing = (f64::from(need) - self.tokens).max(0.0);
+        Reply {
+            granted,
+            prefetched: ahead,
+            generation,
+            stash_known,
+            tokens: self.tokens.floor() as u32,
+            wait_ms: (need <= capacity).then_some((missing * 1000.0 / rate).ceil() as u64),
+        }
+    }
+
+    /// Refills up to each generation boundary since `ts` under the leases of before it (two boundaries end every lease;
+    /// this is how those of dead gateways end), then up to `now`. Comes before the report: tokens spent since the last
+    /// call count as out until now. Returns the generation of `now`.
+    fn refill_over_generations(&mut self, now: u64, limit: Limit) -> u64 {
+        let generation = now / GENERATION_MS;
+        let mut next = self.ts / GENERATION_MS + 1;
+        while next <= generation && self.lease_a + self.lease_b > 0 {
+            self.refill(next * GENERATION_MS, limit);
+            (self.lease_a, self.lease_b) = (0, self.lease_a);
+            next += 1;
+        }
+        self.refill(now, limit);
+        generation
+    }
+
+    fn refill(&mut self, moment: u64, limit: Limit) {
+        let ceiling = f64::from(limit.capacity) - f64::from(self.lease_a + self.lease_b);
+        let refilled = self.tokens + (moment - self.ts) as f64 * limit.refill_per_second / 1000.0;
+        self.tokens = refilled.min(ceiling.max(0.0));
+        self.ts = moment;
+    }
+
+    /// Takes what is reported off the slot of its generation and what is given back into the bucket. Returns whether
+    /// the stash is known, and how much of it is still held.
+    fn book(&mut self, report: Report, generation: u64, capacity: u32) -> (bool, u32) {
+        let out = report.used + report.held + report.back;
+        if out == 0 {
+            return (true, 0);
+        }
+        let slot = match generation.checked_sub(report.generation) {
+            Some(0) => &mut self.lease_a,
+            Some(1) => &mut self.lease_b,
+            _ => return (false, 0),
+        };
+        let Some(rest) = slot.checked_sub(out) else { return (false, 0) };
+        *slot = rest;
+        let ceiling = f64::from(capacity) - f64::from(self.lease_a + self.lease_b) - f64::from(report.held);
+        self.tokens = (self.tokens + f64::from(report.back)).min(ceiling.max(0.0));
+        (true, report.held)
+    }
+
+    /// Tokens in the bucket, as of its last call.
+    pub fn tokens(&self) -> f64 {
+        self.tokens
+    }
+
+    /// The share of the capacity that is spent or leased at `now`: 0 when forgetting this bucket would change nothing.
+    pub fn used_share(&self, now: u64, limit: Limit) -> f64 {
+        let mut later = *self;
+        later.refill_over_generations(now.max(self.ts), limit);
+        1.0 - later.tokens / f64::from(limit.capacity)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const T: u64 = 10_000_000;
+
+    fn limit(capacity: i64, rate: f64) -> Limit {
+        Limit::new(capacity, rate).unwrap()
+    }
+
+    fn take(bucket: &mut Bucket, now: u64, limit: Limit, cost: u32, count: u32, prefetch: u32) -> Reply {
+        bucket.call(now, &Call { limit, demand: &[Demand { cost, count }], prefetch, report: Report::default() })
+    }
+
+    fn give_back(bucket: &mut Bucket, now: u64, limit: Limit, generation: u64, back: u32, demand: &[Demand]) -> Reply {
+        let report = Report { generation, back, ..Report::default() };
+        bucket.call(now, &Call { limit, demand, prefetch: 0, report })
+    }
+
+    #[test]
+    fn limits_have_bounds() {
+        assert_eq!(Limit::new(0, 1.0), Err(LimitError::Capacity(0.0)));
+        assert_eq!(Limit::new(1 << 31, 1.0), Err(LimitError::Capacity(2_147_483_648.0)));
+        assert_eq!(Limit::new(5, 0.0), Err(LimitError::Refill(0.0)));
+        assert!(Limit::new(5, f64::NAN).is_err() && Limit::new(5, f64::INFINITY).is_err());
+        assert!(matches!(Limit::new(100, 1e-6), Err(LimitError::FillTime(..))));
+        assert!(Limit::new(1, 1.0 / 31_536_000.0).is_ok());
+    }
+
+    #[test]
+    fn a_burst_of_the_capacity_then_the_rate() {
+        let l = limit(100, 10.0);
+        let mut bucket = Bucket::full(l, T);
+        assert_eq!(take(&mut bucket, T, l, 1, 150, 0).granted, 100);
+        let denied = take(&mut bucket, T + 50, l, 1, 1, 0);
+        assert_eq!((denied.granted, denied.tokens, denied.wait_ms), (0, 0, Some(50)));
+        assert_eq!(take(&mut bucket, T + 100, l, 1, 1, 0).granted, 1);
+        assert_eq!(take(&mut bucket, T + 3_600_000, l, 1, 500, 0).granted, 100);
+    }
+
+    #[test]
+    fn a_request_that_costs_more_than_the_capacity_never_passes_and_says_so() {
+        let l = limit(5, 1.0);
+        let mut bucket = Bucket::full(l, T);
+        let reply = take(&mut bucket, T, l, 6, 1, 0);
+        assert_eq!((reply.granted, reply.wait_ms, reply.tokens), (0, None, 5));
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_neither_blocks_nor_refills() {
+        let l = limit(10, 1.0);
+        let mut bucket = Bucket::full(l, 2 * T);
+        let mut granted = take(&mut bucket, 2 * T, l, 1, 10, 0).granted;
+        for second in 1..=60 {
+            granted += take(&mut bucket, 2 * T - 3_600_000 + second * 1000, l, 1, 1, 0).granted;
+        }
+        assert!((69..=70).contains(&granted), "{granted} in a burst of 10 and 60 s at 1/s");
+    }
+
+    #[test]
+    fn a_lowered_capacity_applies_to_what_is_in_the_bucket_and_to_what_comes_back() {
+        let (before, after) = (limit(1000, 100.0), limit(5, 5.0));
+        let mut bucket = Bucket::full(before, T);
+        let leased = take(&mut bucket, T, before, 1, 1, 1000);
+        let demand = [Demand { cost: 1, count: 500 }];
+        let reply = give_back(&mut bucket, T + 10, after, leased.generation, leased.prefetched, &demand);
+        assert!(reply.granted <= 5, "{reply:?}");
+    }
+
+    #[test]
+    fn tokens_of_an_expired_lease_do_not_refill_for_the_time_they_were_out() {
+        let l = limit(100, 50.0);
+        let start = T + GENERATION_MS - 20;
+        let mut bucket = Bucket::full(l, start);
+        assert_eq!(take(&mut bucket, start, l, 1, 1, 100).prefetched, 50);
+        assert_eq!(take(&mut bucket, start, l, 1, 49, 0).granted, 49);
+        // The holder spends its 50 just before the lease ends, and dies without a report.
+        let spent_at = start + GENERATION_MS - 110;
+        let burst_at = T + 2 * GENERATION_MS;
+        let burst = take(&mut bucket, burst_at, l, 1, 100, 0).granted;
+        assert!(f64::from(50 + burst) <= 100.0 + 50.0 * (burst_at - spent_at) as f64 / 1000.0, "{burst}");
+    }
+
+    #[test]
+    fn big_requests_get_what_the_rate_gives_them() {
+        let l = limit(10, 1.0);
+        let mut bucket = Bucket::full(l, T);
+        assert_eq!(take(&mut bucket, T, l, 1, 10, 0).granted, 10);
+        let granted: u32 = (1..=50).map(|second| take(&mut bucket, T + second * 1000, l, 5, 1, 0).granted).sum();
+        assert_eq!(granted, 10, "cost 5 at 1/s for 50 s");
+    }
+
+    #[test]
+    fn a_share_keeps_room_for_one_request_and_exactly_its_part_of_the_rate() {
+        let share = limit(200, 100.0).share(20, 1);
+        assert_eq!((share.capacity(), share.refill_per_second()), (10, 5.0));
+        let small = limit(3, 3.0).share(20, 1);
+        assert_eq!((small.capacity(), small.refill_per_second()), (1, 0.15));
+        assert_eq!(limit(3, 3.0).share(20, 9).capacity(), 3, "never more than the whole");
+    }
+
+    proptest! {
+        /// The bound that everything else rests on, for takes without leases.
+        #[test]
+        fn no_window_admits_more_than_capacity_and_refill(
+            capacity in 1_u32..500, rate in 0.1_f64..500.0,
+            arrivals in prop::collection::vec((0_u64..2_000, 1_u32..5, 1_u32..50), 1..200),
+        ) {
+            let l = limit(i64::from(capacity), rate);
+            let mut now = T;
+            let mut bucket = Bucket::full(l, now);
+            // The bound holds in every window if `admitted - rate * t` never rises more than the capacity above its past.
+            let (mut admitted, mut lowest) = (0.0, f64::INFINITY);
+            for (pause, cost, count) in arrivals {
+                now += pause;
+                let drift = admitted - rate * now as f64 / 1000.0;
+                lowest = f64::min(lowest, drift);
+                let reply = take(&mut bucket, now, l, cost, count, 0);
+                admitted += f64::from(reply.granted * cost);
+                prop_assert!(admitted - rate * now as f64 / 1000.0 - lowest <= f64::from(capacity) + 1e-3);
+            }
+        }
+
+        #[test]
+        fn a_bucket_never_holds_more_than_its_capacity(
+            capacity in 1_u32..500, rate in 0.1_f64..500.0,
+            calls in prop::collection::vec((0_u64..3_000, 0_u32..20, 0_u32..200, 0_u32..30, 0_u32..30, 0_u64..3), 1..100),
+        ) {
+            let l = limit(i64::from(capacity), rate);
+            let mut now = T;
+            let mut bucket = Bucket::full(l, now);
+            for (pause, count, prefetch, used, back, age) in calls {
+                now += pause;
+                let report = Report { generation: now / GENERATION_MS - age, used, held: 0, back };
+                let _ = bucket.call(now, &Call { limit: l, demand: &[Demand { cost: 1, count }], prefetch, report });
+                let held = bucket.tokens + f64::from(bucket.lease_a + bucket.lease_b);
+                prop_assert!(held <= f64::from(capacity) + 1e-6, "{bucket:?}");
+            }
+        }
+    }
+}

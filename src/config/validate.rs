@@ -1,0 +1,171 @@
+//! Raw shape → settings. Notes every fault of meaning; where there is one, the settings that come out are not used.
+
+mod limiter;
+mod path;
+mod route;
+mod tls;
+mod upstream;
+mod value;
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::HeaderName;
+
+use self::value::{
+    Between, database_url, duration, file_path, header, key_prefix, listener, network, redis_url, token_file,
+};
+use super::fault::{At, Place, Report};
+use super::file::{self, File};
+use super::{Admin, Headers, Identity, IdentityMode, Rules, Server, Settings, Store};
+
+const HOUR: u64 = 3600;
+
+/// Judges the whole file. The settings are good only if nothing was noted.
+pub(super) fn validate(file: &File, report: &Report) -> Settings {
+    let server = server(&file.server, report);
+    let rules = rules(file.rules.as_ref(), report);
+    let upstream_names: Vec<&str> = file.upstreams.iter().map(|(name, _)| name.value.as_str()).collect();
+    if file.routes.is_empty() {
+        report.note(&file.routes_place, "there is no route, allowed are one [[route]] or more");
+    }
+    let settings = Settings {
+        server,
+        admin: admin(&file.admin, report),
+        identity: identity(&file.identity, file.rules.as_ref().is_some_and(|rules| rules.has_database), report),
+        store: store(&file.store, report),
+        headers: Headers { ratelimit_draft: file.ratelimit_draft.as_ref().is_some_and(|draft| draft.value) },
+        limiter: limiter::limiter(&file.limiter, report),
+        rules,
+        routes: route::routes(&file.routes, &upstream_names, report),
+        upstreams: upstream::upstreams(&file.upstreams, report),
+    };
+    unique_listeners(file, settings.admin.listen, report);
+    settings
+}
+
+fn server(raw: &file::Server, report: &Report) -> Server {
+    let listen = raw.listen.as_ref().map_or(&[][..], |listen| &listen.value);
+    if listen.is_empty() && raw.tls.is_empty() {
+        let at = raw.listen.as_ref().map_or_else(|| raw.place.child("listen"), |listen| listen.place.clone());
+        report.note(&at, "there is no listener, allowed are addresses like [\"127.0.0.1:8080\"], or [[server.tls]]");
+    }
+    let threads = report.integer(&raw.threads, 0..=1024).filter(|threads| *threads != 0);
+    let grace_period = report.parse(&raw.grace_period, |text| duration(text, Between::zero_to_seconds(HOUR)));
+    Server {
+        listen: listen.iter().filter_map(|address| report.parse_at(address, listener)).collect(),
+        threads: threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+        grace_period: grace_period.unwrap_or(Duration::from_secs(10)),
+        pid_file: path_or(&raw.pid_file, "/run/sekisho/sekisho.pid", report),
+        upgrade_socket: path_or(&raw.upgrade_socket, "/run/sekisho/upgrade.sock", report),
+        tls: raw.tls.iter().filter_map(|raw| tls::listener(raw, report)).collect(),
+    }
+}
+
+fn path_or(raw: &file::Text, default: &str, report: &Report) -> PathBuf {
+    report.parse(raw, file_path).unwrap_or_else(|| default.into())
+}
+
+/// No address is listened on twice, the default of `admin.listen` included.
+fn unique_listeners(file: &File, admin: SocketAddr, report: &Report) {
+    let plain = file.server.listen.iter().flat_map(|listen| &listen.value);
+    let tls = file.server.tls.iter().filter_map(|tls| tls.listen.as_ref());
+    let servers = plain.chain(tls).filter_map(|At { value, place }| Some((value.parse().ok()?, place.clone())));
+    let mut first: HashMap<SocketAddr, Place> = HashMap::new();
+    for (address, place) in servers.chain([(admin, admin_listen(&file.admin))]) {
+        match first.get(&address) {
+            Some(Place { line, key }) => {
+                let what = format!("\"{address}\" is the address of {key} in line {line} too, allowed is one listener");
+                report.note(&place, what);
+            }
+            None => drop(first.insert(address, place)),
+        }
+    }
+}
+
+fn admin_listen(raw: &file::Admin) -> Place {
+    raw.listen.as_ref().map_or_else(|| raw.place.child("listen"), |listen| listen.place.clone())
+}
+
+fn admin(raw: &file::Admin, report: &Report) -> Admin {
+    let listen = report.parse(&raw.listen, listener);
+    let token = report.parse(&raw.token_file, token_file);
+    let listen = listen.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9180));
+    let has_token = raw.token_file.is_some() || report.is_at_fault(&raw.place.child("token_file"));
+    if !listen.ip().to_canonical().is_loopback() && !has_token {
+        report.note(
+            &admin_listen(raw),
+            format!("\"{listen}\" is not a loopback address, allowed only where admin.token_file is set"),
+        );
+    }
+    Admin { listen, token }
+}
+
+fn identity(raw: &file::Identity, has_database: bool, report: &Report) -> Identity {
+    let keys_file = report.parse(&raw.keys_file, file_path);
+    let is_registered = report.parse(&raw.mode, |mode| match mode {
+        "direct" => Ok(false),
+        "registered" => Ok(true),
+        _ => Err(format!("{mode:?} is not a mode, allowed are \"direct\", \"registered\"")),
+    });
+    let is_registered = is_registered.unwrap_or(false);
+    let has_keys = has_database || raw.keys_file.is_some() || report.is_at_fault(&raw.place.child("keys_file"));
+    match (&raw.mode, &raw.keys_file) {
+        (Some(mode), _) if is_registered && !has_keys => {
+            let what = "\"registered\" needs known keys, allowed with identity.keys_file or rules.database_url";
+            report.note(&mode.place, what);
+        }
+        (_, Some(keys_file)) if !is_registered && !report.is_at_fault(&raw.place.child("mode")) => {
+            report.note(&keys_file.place, "is of no use, allowed with identity.mode = \"registered\"");
+        }
+        _ => {}
+    }
+    let mode = if is_registered { IdentityMode::Registered { keys_file } } else { IdentityMode::Direct };
+    let proxies = raw.trusted_proxies.iter().flat_map(|proxies| &proxies.value);
+    Identity {
+        header: report.parse(&raw.header, header).unwrap_or(HeaderName::from_static("x-api-key")),
+        mode,
+        trusted_proxies: proxies.filter_map(|proxy| report.parse_at(proxy, network)).collect(),
+        ipv6_prefix: report.integer(&raw.ipv6_prefix, 1..=128).unwrap_or(64),
+    }
+}
+
+fn store(raw: &file::Store, report: &Report) -> Store {
+    report.parse(&raw.topology, |topology| match topology {
+        "single" => Ok(()),
+        "cluster" | "sentinel" => Err(format!("{topology:?} is not available in this version, allowed is \"single\"")),
+        _ => Err(format!("{topology:?} is not a topology, allowed is \"single\"")),
+    });
+    for place in &raw.unavailable {
+        report.note(place, "is not available in this version, allowed is store.url");
+    }
+    let timeout = report.parse(&raw.timeout, |text| duration(text, Between::up_to_seconds(10)));
+    Store {
+        url: report.parse(&raw.url, redis_url),
+        timeout: timeout.unwrap_or(Duration::from_millis(5)),
+        key_prefix: report.parse(&raw.key_prefix, key_prefix).unwrap_or_else(|| "rl".to_owned()),
+    }
+}
+
+fn rules(raw: Option<&file::Rules>, report: &Report) -> Rules {
+    const REFRESH: Duration = Duration::from_secs(30);
+    let Some(raw) = raw else {
+        return Rules { file: None, database_url: None, refresh: REFRESH, snapshot: None };
+    };
+    if !raw.has_source {
+        report
+            .note(&raw.place.child("file"), "is missing, allowed are file, database_url or both, or no [rules] at all");
+    }
+    if let (Some(snapshot), false) = (&raw.snapshot, raw.has_database) {
+        report.note(&snapshot.place, "is of no use, allowed with rules.database_url");
+    }
+    let refresh = report.parse(&raw.refresh, |text| duration(text, Between::up_to_seconds(24 * HOUR)));
+    Rules {
+        file: report.parse(&raw.file, file_path),
+        database_url: report.parse(&raw.database_url, database_url),
+        refresh: refresh.unwrap_or(REFRESH),
+        snapshot: report.parse(&raw.snapshot, file_path),
+    }
+}

@@ -1,0 +1,80 @@
+//! The name of a bucket: borrowed while a request looks for it, owned where it is kept, text in Redis.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+/// Every byte but these is percent-encoded in a key, so that no id can end a hash tag or imitate another key.
+const ID: &AsciiSet = &NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'~').remove(b'-');
+
+/// A bucket's name, borrowed from a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyRef<'a> {
+    /// Who asks.
+    pub tenant: &'a str,
+    /// For which route.
+    pub route: &'a Arc<str>,
+    /// The bucket of a rule in shadow mode, beside the one that decides.
+    pub shadow: bool,
+}
+
+/// A bucket's name, kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    tenant: Box<str>,
+    route: Arc<str>,
+    shadow: bool,
+}
+
+impl KeyRef<'_> {
+    /// The name to keep.
+    pub fn to_key(self) -> Key {
+        Key { tenant: self.tenant.into(), route: Arc::clone(self.route), shadow: self.shadow }
+    }
+}
+
+/// Not derived: the route is hashed by its text, so that [`Key`] and [`KeyRef`] hash alike wherever the text lives.
+impl Hash for KeyRef<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.tenant.hash(state);
+        self.route.hash(state);
+        self.shadow.hash(state);
+    }
+}
+
+impl Key {
+    /// The same name, borrowed.
+    pub fn as_ref(&self) -> KeyRef<'_> {
+        KeyRef { tenant: &self.tenant, route: &self.route, shadow: self.shadow }
+    }
+
+    /// The name in Redis: `rl:{tenant}:route`, tenant and route percent-encoded, the tenant being the cluster's hash
+    /// tag; a shadow rule's bucket ends in `:shadow`.
+    pub fn in_redis(&self, prefix: &str) -> String {
+        let (tenant, route) = (utf8_percent_encode(&self.tenant, ID), utf8_percent_encode(&self.route, ID));
+        let suffix = if self.shadow { ":shadow" } else { "" };
+        format!("{prefix}:{{{tenant}}}:{route}{suffix}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_redis(tenant: &str, route: &str, shadow: bool) -> String {
+        KeyRef { tenant, route: &route.into(), shadow }.to_key().in_redis("rl")
+    }
+
+    #[test]
+    fn names_a_bucket_as_documented() {
+        assert_eq!(in_redis("shop-a", "create-order", false), "rl:{shop-a}:create-order");
+        assert_eq!(in_redis("shop-a", "create-order", true), "rl:{shop-a}:create-order:shadow");
+    }
+
+    #[test]
+    fn no_id_can_break_the_hash_tag_or_imitate_another_key() {
+        assert_eq!(in_redis("}a{:b", "x:shadow", false), "rl:{%7Da%7B%3Ab}:x%3Ashadow");
+        assert_eq!(in_redis("%7D", "é ", false), "rl:{%257D}:%C3%A9%20");
+    }
+}

@@ -1,0 +1,206 @@
+//! The one task that talks to Redis.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::{
+    AsyncConnectionConfig, Client, IntoConnectionInfo, Pipeline, ProtocolVersion, PushInfo, RedisError, RedisResult,
+};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::script::{self, Answer, BucketScript};
+use super::{Job, Link, LinkCell};
+use crate::store::{Kind, StoreError};
+
+/// Calls sent in one pipeline.
+const BATCH: usize = 256;
+/// Pipelines on their way at once: while one is answered, the next already travels.
+const PIPELINES: usize = 4;
+/// A reply that takes longer is abandoned, and the connection with it: it may swallow everything.
+const ABANDON: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+const BACKOFF_FIRST: Duration = Duration::from_millis(50);
+const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
+
+/// Owns the connection to Redis and answers every call handed to it. Runs on a runtime of its own.
+#[derive(Debug)]
+pub struct Driver {
+    client: Client,
+    script: BucketScript,
+    prefix: String,
+    jobs: mpsc::Receiver<Job>,
+    link: Arc<LinkCell>,
+}
+
+impl Driver {
+    pub(super) fn new(url: &str, prefix: String, jobs: mpsc::Receiver<Job>, link: Arc<LinkCell>) -> RedisResult<Self> {
+        let info = url.into_connection_info()?;
+        // RESP3 tells of a broken connection at once; under RESP2 the next call would find out.
+        let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+        let tcp = TcpSettings::default().set_nodelay(true).set_user_timeout(ABANDON);
+        let client = Client::open(info.set_redis_settings(settings).set_tcp_settings(tcp))?;
+        Ok(Self { client, script: BucketScript::new(), prefix, jobs, link })
+    }
+
+    /// Serves until nobody can send any more.
+    pub async fn run(mut self) {
+        let mut backoff = BACKOFF_FIRST;
+        loop {
+            let connected = tokio::select! {
+                connected = connect(&self.client) => connected,
+                () = refuse(&mut self.jobs) => return,
+            };
+            let lost = match connected {
+                Ok((connection, mut broken)) => {
+                    self.link.set(Link::Connected);
+                    info!("connected to the store");
+                    backoff = BACKOFF_FIRST;
+                    tokio::select! {
+                    lost = self.serve(connection, &mut broken) => match lost {
+                        Some(lost) => lost,
+                        None => return,
+                    },
+                        }
+                }
+                Err(error) => error.to_string(),
+            };
+            if self.link.set(Link::Away) != Link::Away {
+                warn!("the store is away, each rule's on_store_failure applies: {lost}");
+            }
+            tokio::select! {
+                () = sleep(backoff.mul_f64(rand::random_range(0.5..1.0))) => {}
+                () = refuse(&mut self.jobs) => return,
+            }
+            backoff = (backoff * 2).min(BACKOFF_LONGEST);
+        }
+    }
+
+    /// Sends what has gathered, until the connection is of no more use (and says why) or nobody can send (`None`).
+    async fn serve(
+        &mut self,
+        connection: MultiplexedConnection,
+        broken: &mut mpsc::UnboundedReceiver<PushInfo>,
+    ) -> Option<String> {
+        let mut on_their_way = JoinSet::new();
+        loop {
+            let mut gathered = Vec::new();
+            tokio::select! {
+                biased;
+                Some(sent) = on_their_way.join_next() => match sent {
+                    Ok(Ok(())) => {}
+                    Ok(Err(lost)) => return Some(lost),
+                    Err(panicked) => return Some(panicked.to_string()),
+                },
+                Some(push) = broken.recv() => {
+                    if push.kind == redis::PushKind::Disconnection {
+                        return Some("the connection broke".to_owned());
+                    }
+                }
+                received = self.jobs.recv_many(&mut gathered, BATCH), if on_their_way.len() < PIPELINES => {
+                    if received == 0 {
+                        return None;
+                    }
+                    // Nobody waits any more for what these would be granted.
+                    gathered.retain(|job| !job.answer.is_closed());
+                    let exchange = Exchange {
+                        connection: connection.clone(),
+                        script: self.script.clone(),
+                        prefix: self.prefix.clone(),
+                    };
+                    on_their_way.spawn(exchange.run(gathered));
+                }
+            }
+        }
+    }
+}
+
+/// While there is no connection: every call is answered at once. Returns when nobody can send any more.
+async fn refuse(jobs: &mut mpsc::Receiver<Job>) {
+    while let Some(job) = jobs.recv().await {
+        let _ = job.answer.send(Err(Kind::Disconnected.into()));
+    }
+}
+
+async fn connect(client: &Client) -> RedisResult<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>)> {
+    let (pushes, broken) = mpsc::unbounded_channel();
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_response_timeout(Some(ABANDON))
+        .set_pipeline_buffer_size(PIPELINES * 2)
+        .set_push_sender(pushes);
+    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    BucketScript::load().exec_async(&mut connection).await?;
+    Ok((connection, broken))
+}
+
+/// One pipeline there and back.
+struct Exchange {
+    connection: MultiplexedConnection,
+    script: BucketScript,
+    prefix: String,
+}
+
+impl Exchange {
+    /// Answers every job. An error says why the connection is of no more use.
+    async fn run(mut self, jobs: Vec<Job>) -> Result<(), String> {
+        let calls = jobs.iter().map(|job| self.script.by_hash(job, &self.prefix)).collect();
+        let without_script = self.send(calls, jobs).await?;
+        if without_script.is_empty() {
+            return Ok(());
+        }
+        // The script's text goes with each call: another flush may come between any two of them.
+        let calls = without_script.iter().map(|job| BucketScript::by_text(job, &self.prefix)).collect();
+        for job in self.send(calls, without_script).await? {
+            let _ = job.answer.send(Err(Kind::Refused("NOSCRIPT to a call with the script's text".to_owned()).into()));
+        }
+        Ok(())
+    }
+
+    /// Sends one command for each job and answers all but those whose script was not cached: those come back.
+    async fn send(&mut self, calls: Vec<redis::Cmd>, jobs: Vec<Job>) -> Result<Vec<Job>, String> {
+        let mut pipeline = Pipeline::with_capacity(calls.len());
+        for call in calls {
+            pipeline.add_command(call);
+        }
+        let values = match self.connection.send_packed_commands(&pipeline, 0, jobs.len()).await {
+            Ok(values) => values,
+            Err(error) => return Err(fail(jobs, &error)),
+        };
+        let (mut again, mut lost) = (Vec::new(), None);
+        for (job, value) in jobs.into_iter().zip(values) {
+            let result = match script::read(value) {
+                Answer::Reply { reply, healed } => {
+                    if healed {
+                        let key = job.key.in_redis(&self.prefix);
+                        warn!(key, "the key held something that is not a bucket; it starts full");
+                    }
+                    Ok(reply)
+                }
+                Answer::NoScript => {
+                    again.push(job);
+                    continue;
+                }
+                Answer::Demoted => {
+                    lost = Some("the server is no master any more".to_owned());
+                    Err(StoreError::from(Kind::Disconnected))
+                }
+                Answer::Failed(error) => Err(error),
+            };
+            let _ = job.answer.send(result);
+        }
+        lost.map_or(Ok(again), Err)
+    }
+}
+
+fn fail(jobs: Vec<Job>, error: &RedisError) -> String {
+    let kind = if error.is_timeout() { Kind::Timeout } else { Kind::Disconnected };
+    for job in jobs {
+        let _ = job.answer.send(Err(kind.clone().into()));
+    }
+    error.to_string()
+}

@@ -1,0 +1,162 @@
+//! What operators see: health, metrics, status, explain.
+
+use std::collections::BTreeSet;
+
+use crate::support::{Behaviour, Connection, HARDLY, Setup, Upstream, get, redis_url, request, sekisho};
+
+/// Name and labels of every series that a gateway with traffic must have.
+const SERIES: &[(&str, &[&str])] = &[
+    ("sekisho_decisions_total", &["route=\"orders\"", "outcome=\"allowed\"", "source=\"store\""]),
+    ("sekisho_decisions_total", &["route=\"orders\"", "outcome=\"denied\""]),
+    ("sekisho_decision_seconds_bucket", &["source=\"store\"", "le=\"0.002\""]),
+    ("sekisho_decision_seconds_bucket", &["source=\"store\"", "le=\"0.005\""]),
+    ("sekisho_decision_seconds_count", &["source=\"store\""]),
+    ("sekisho_store_calls_total", &["result=\"ok\""]),
+    ("sekisho_store_call_seconds_count", &[]),
+    ("sekisho_degraded", &[]),
+    ("sekisho_rules_loaded", &[]),
+    ("sekisho_rules_rejected", &[]),
+    ("sekisho_rules_age_seconds", &[]),
+    ("sekisho_rules_reloads_total", &["source=\"file\"", "result="]),
+    ("sekisho_requests_total", &["route=\"orders\"", "code=\"200\""]),
+    ("sekisho_requests_total", &["route=\"orders\"", "code=\"429\""]),
+    ("sekisho_request_seconds_count", &["route=\"orders\""]),
+    ("sekisho_upstream_failures_total", &["upstream=\"main\"", "kind="]),
+];
+
+#[tokio::test]
+async fn the_promised_series_are_there_with_their_labels() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).redis(&redis_url()).limit(2, HARDLY).start().await;
+    gateway.spend("/orders", "shop-a", 3).await;
+    upstream.behave(Behaviour::CloseEarly);
+    gateway.ask("POST", "/orders", "shop-b").await;
+    let text = gateway.metrics().await;
+    for (name, labels) in SERIES {
+        let there = text.lines().any(|line| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+                && labels.iter().all(|label| line.contains(label))
+        });
+        assert!(there, "{name} with {labels:?} is missing:\n{text}");
+    }
+    for line in text.lines().filter(|line| line.starts_with("sekisho_")) {
+        let value = line.rsplit(' ').next().unwrap();
+        assert!(value.parse::<f64>().is_ok_and(|v| v >= 0.0), "{line}");
+    }
+    assert_eq!(gateway.metric("sekisho_decisions_total", &["outcome=\"denied\""]).await, 1.0);
+    assert_eq!(gateway.metric("sekisho_decisions_total", &["outcome=\"allowed\""]).await, 3.0);
+    assert_eq!(gateway.metric("sekisho_degraded", &[]).await, 0.0);
+}
+
+#[tokio::test]
+async fn the_number_of_series_does_not_grow_with_tenants_or_paths() {
+    let upstream = Upstream::normal().await;
+    let gateway =
+        Setup::new(upstream.address).redis(&redis_url()).route("item", "/items/{id}").limit(1, HARDLY).start().await;
+    let mut connection = Connection::open(gateway.address).await;
+    async fn visit(connection: &mut Connection, from: usize, to: usize) {
+        for n in from..to {
+            let tenant = format!("visitor-{n}");
+            connection.get("/orders", &[("X-Api-Key", &tenant)]).await.unwrap();
+            connection.get("/orders", &[("X-Api-Key", &tenant)]).await.unwrap();
+            connection.get(&format!("/items/{n}"), &[("X-Api-Key", &tenant)]).await.unwrap();
+            connection.get(&format!("/nowhere/{n}"), &[("X-Api-Key", &tenant)]).await.unwrap();
+        }
+    }
+    let names = |text: &str| -> BTreeSet<String> {
+        text.lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| line.rsplit_once(' ').map_or(line, |(name, _)| name).to_owned())
+            .collect()
+    };
+    visit(&mut connection, 0, 10).await;
+    let few = names(&gateway.metrics().await);
+    visit(&mut connection, 10, 2000).await;
+    let text = gateway.metrics().await;
+    let many = names(&text);
+    assert_eq!(few, many, "new: {:?}", many.difference(&few).collect::<Vec<_>>());
+    assert!(!text.contains("visitor-"), "a tenant is in the metrics");
+    assert!(!text.contains("/nowhere"), "a path is in the metrics");
+}
+
+#[tokio::test]
+async fn health_readiness_and_status_answer() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).redis(&redis_url()).limit(2, HARDLY).start().await;
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(get(gateway.admin, path, &[]).await.status, 200, "{path}");
+    }
+    let status = gateway.status().await;
+    let text = status.to_string();
+    assert!(text.contains(env!("CARGO_PKG_VERSION")), "{text}");
+    for word in ["store", "rules", "degraded"] {
+        assert!(text.contains(word), "{word} is missing: {text}");
+    }
+    assert!(!text.contains("shop-a"));
+    assert_eq!(get(gateway.admin, "/no/such/page", &[]).await.status, 404);
+    let metrics = get(gateway.admin, "/metrics", &[]).await;
+    assert!(metrics.header("Content-Type").is_some_and(|v| v.starts_with("text/plain")), "{metrics:?}");
+}
+
+#[tokio::test]
+async fn explain_says_which_limit_applies_and_why_and_spends_nothing() {
+    let upstream = Upstream::normal().await;
+    let setup = Setup::new(upstream.address).redis(&redis_url()).rules(
+        r#"[{"tenant_id":"shop-a","route_id":"*","capacity":3,"refill_per_second":0.001},
+            {"tenant_id":"*","route_id":"orders","capacity":9,"refill_per_second":1}]"#,
+    );
+    let gateway = setup.start().await;
+    let over_http = get(gateway.admin, "/api/v1/explain?method=GET&path=/x/../orders&api_key=shop-a", &[]).await;
+    assert_eq!(over_http.status, 200, "{over_http:?}");
+    let config = gateway.file("sekisho.toml");
+    let run = sekisho(&[
+        "explain",
+        "-c",
+        config.to_str().unwrap(),
+        "--method",
+        "GET",
+        "--path",
+        "//orders",
+        "--api-key",
+        "shop-a",
+    ]);
+    assert_eq!(run.code, Some(0), "{}{}", run.stdout, run.stderr);
+    let by_command: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+    for answer in [over_http.json(), by_command] {
+        assert_eq!(answer["route"], "orders", "{answer}");
+        assert_eq!(answer["tenant"], "shop-a", "{answer}");
+        assert_eq!(answer["upstream"], "main", "{answer}");
+        let text = answer.to_string();
+        assert!(text.contains(&format!("{}:{{shop-a}}:orders", setup.prefix())), "no bucket key: {text}");
+        assert!(text.contains("shop-a/*"), "no rule: {text}");
+    }
+    assert_eq!(gateway.get("/orders", "shop-a").await.number("X-RateLimit-Remaining"), 2, "nothing was spent");
+    let nowhere = sekisho(&["explain", "-c", config.to_str().unwrap(), "--method", "GET", "--path", "/nowhere"]);
+    assert_ne!(nowhere.code, Some(2), "{}", nowhere.stderr);
+    assert!(!nowhere.stdout.contains("\"orders\""), "{}", nowhere.stdout);
+}
+
+#[tokio::test]
+async fn the_admin_listener_survives_nonsense() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(2, HARDLY).start().await;
+    for bytes in [
+        b"\x00\x01\x02\r\n\r\n".to_vec(),
+        b"GET / HTTP/9.9\r\n\r\n".to_vec(),
+        request("GET", "/api/v1/explain?method=%zz&path=", &[]),
+        request("GET", "/api/v1/explain", &[]),
+        request("DELETE", "/metrics", &[]),
+        request("GET", &format!("/{}", "a".repeat(100_000)), &[]),
+    ] {
+        let mut connection = Connection::open(gateway.admin).await;
+        connection.write(&bytes).await;
+        if let Ok(answer) = connection.read(false).await {
+            assert!(
+                (400..500).contains(&answer.status),
+                "{:?}: {answer:?}",
+                String::from_utf8_lossy(&bytes[..20.min(bytes.len())])
+            );
+        }
+        assert_eq!(get(gateway.admin, "/healthz", &[]).await.status, 200);
+    }
+}

@@ -1,0 +1,153 @@
+//! Clients that insist, send bodies nobody wants, or leave.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Behaviour, Connection, HARDLY, Setup, Upstream, request};
+
+#[tokio::test]
+async fn ten_thousand_denials_cost_no_connection() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(1, HARDLY).start().await;
+    assert_eq!(gateway.get("/orders", "shop-a").await.status, 200);
+    let address = gateway.address;
+    let clients: Vec<_> = (0..10)
+        .map(|_| {
+            tokio::spawn(async move {
+                let mut connection = Connection::open(address).await;
+                for n in 0..1000 {
+                    let answer = connection
+                        .get("/orders", &[("X-Api-Key", "shop-a")])
+                        .await
+                        .unwrap_or_else(|e| panic!("after {n} denials: {e}"));
+                    assert_eq!(answer.status, 429);
+                    assert!(!answer.closes());
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
+    assert_eq!(upstream.requests(), 1);
+}
+
+#[tokio::test]
+async fn a_large_body_for_a_denied_key_gets_its_429_promptly() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(1, HARDLY).start().await;
+    assert_eq!(gateway.get("/orders", "shop-a").await.status, 200);
+    const SIZE: usize = 10 * 1024 * 1024;
+    let mut connection = Connection::open(gateway.address).await;
+    let head = request("POST", "/orders", &[("X-Api-Key", "shop-a"), ("Content-Length", &SIZE.to_string())]);
+    let start = Instant::now();
+    connection.write(&head).await;
+    connection.write(&[b'a'; 64 * 1024]).await;
+    let answer = connection.read(false).await.unwrap();
+    assert_eq!(answer.status, 429);
+    assert!(start.elapsed() < Duration::from_secs(2), "after {:?}", start.elapsed());
+    if !answer.closes() {
+        let mut sent = 64 * 1024;
+        while sent < SIZE {
+            assert!(connection.try_write(&[b'a'; 64 * 1024]).await, "it promised to keep the connection");
+            sent += 64 * 1024;
+        }
+        assert_eq!(connection.get("/orders", &[("X-Api-Key", "shop-b")]).await.unwrap().status, 200);
+    }
+    assert_eq!(gateway.get("/orders", "shop-c").await.status, 200, "the next one on a new connection");
+}
+
+#[tokio::test]
+async fn who_asks_before_sending_a_body_is_told_no_without_sending_it() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(1, HARDLY).start().await;
+    assert_eq!(gateway.get("/orders", "shop-a").await.status, 200);
+    let mut connection = Connection::open(gateway.address).await;
+    let headers = [("X-Api-Key", "shop-a"), ("Content-Length", "10"), ("Expect", "100-continue")];
+    connection.write(&request("POST", "/orders", &headers)).await;
+    let answer = connection.read(false).await.unwrap();
+    assert_eq!(answer.status, 429, "not 100: {answer:?}");
+    if !answer.closes() {
+        connection.write(b"0123456789").await;
+        assert_eq!(connection.get("/orders", &[("X-Api-Key", "shop-b")]).await.unwrap().status, 200);
+    }
+    let mut allowed = Connection::open(gateway.address).await;
+    let headers = [("X-Api-Key", "shop-c"), ("Content-Length", "10"), ("Expect", "100-continue")];
+    allowed.write(&request("POST", "/orders", &headers)).await;
+    let mut answer = allowed.read(false).await;
+    if answer.as_ref().is_ok_and(|a| a.status == 100) {
+        allowed.write(b"0123456789").await;
+        answer = allowed.read(false).await;
+    }
+    assert_eq!(answer.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn a_body_for_an_allowed_key_arrives_whole() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(10, HARDLY).start().await;
+    let mut connection = Connection::open(gateway.address).await;
+    let size = 1024 * 1024;
+    for _ in 0..2 {
+        let length = size.to_string();
+        connection.write(&request("POST", "/orders", &[("X-Api-Key", "shop-a"), ("Content-Length", &length)])).await;
+        connection.write(&vec![b'a'; size]).await;
+        assert_eq!(connection.read(false).await.unwrap().status, 200);
+        connection
+            .write(&request("POST", "/orders", &[("X-Api-Key", "shop-a"), ("Transfer-Encoding", "chunked")]))
+            .await;
+        connection.write(b"5\r\nhello\r\n0\r\n\r\n").await;
+        assert_eq!(connection.read(false).await.unwrap().status, 200);
+    }
+    assert_eq!(upstream.requests(), 4);
+}
+
+#[tokio::test]
+async fn clients_that_leave_harm_nobody_else() {
+    let upstream = Upstream::start(Behaviour::Slow(Duration::from_millis(100))).await;
+    let gateway = Setup::new(upstream.address)
+        .set("upstream.main", "health_check", "{ path = \"/healthz\", interval = \"200ms\" }")
+        .limit(1_000_000, 1_000_000.0)
+        .start()
+        .await;
+    let address = gateway.address;
+    let bystander = tokio::spawn(async move {
+        let mut connection = Connection::open(address).await;
+        let mut served = 0;
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(4) {
+            let answer = connection.get("/orders", &[("X-Api-Key", "bystander")]).await.unwrap();
+            assert_eq!(answer.status, 200, "{answer:?}");
+            served += 1;
+        }
+        served
+    });
+    for round in 0..20 {
+        let leaving: Vec<_> = (0..64)
+            .map(|n| {
+                tokio::spawn(async move {
+                    let mut connection = Connection::open(address).await;
+                    match (n + round) % 3 {
+                        // While the upstream is thinking.
+                        0 => connection.write(&request("GET", "/orders", &[("X-Api-Key", "leaver")])).await,
+                        // Within the body.
+                        1 => {
+                            let headers = [("X-Api-Key", "leaver"), ("Content-Length", "1000")];
+                            connection.write(&request("POST", "/orders", &headers)).await;
+                            connection.write(b"not all of it").await;
+                        }
+                        // Within the head.
+                        _ => connection.write(b"GET /orders HTTP/1.1\r\nHost: ga").await,
+                    }
+                    tokio::time::sleep(Duration::from_millis(30)).await;
+                })
+            })
+            .collect();
+        for one in leaving {
+            one.await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(bystander.await.unwrap() > 10);
+    assert_eq!(gateway.get("/orders", "shop-a").await.status, 200);
+    assert_eq!(gateway.metric("sekisho_upstream_failures_total", &[]).await, 0.0, "{}", gateway.metrics().await);
+}

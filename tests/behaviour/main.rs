@@ -1,0 +1,33 @@
+//! The gateway from outside: the real binary, real Redis, real PostgreSQL, raw sockets, upstreams that count.
+//!
+//! Needs the services: `make test`, or `scripts/services.sh run cargo test --test behaviour`.
+
+// A test fails by panicking and measures with the wall clock; not every test crate uses all of `support`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    dead_code,
+    unused_imports
+)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod admin;
+mod buckets;
+mod clients;
+mod headers;
+mod http2;
+mod identity;
+mod malformed;
+mod paths;
+mod quickstart;
+mod rules_database;
+mod rules_file;
+mod startup;
+mod stop;
+mod store_failure;
+mod tls;
+mod upstreams;
