@@ -94,6 +94,7 @@ impl Admin {
         let (tracked, forgotten) = self.limiter.keys();
         metrics::KEYS_TRACKED.set(tracked as i64);
         metrics::KEYS_FORGOTTEN.set(forgotten as i64);
+        metrics::LEASE_TOKENS.set(self.limiter.leased_tokens() as i64);
         metrics::DEGRADED.set(i64::from(self.limiter.is_degraded()));
         metrics::GATEWAYS_LIVE.set(i64::from(self.instances));
         let rules = self.rules.status();

@@ -58,6 +58,15 @@ impl Limit {
         }
     }
 
+    /// Sub-bucket `index` of `parts`: their capacities add up to exactly this one's, and so do their refills.
+    pub fn part(&self, parts: u8, index: u8) -> Self {
+        let (parts, index) = (u32::from(parts.max(1)), u32::from(index));
+        Self {
+            capacity: (self.capacity / parts + u32::from(index < self.capacity % parts)).max(1),
+            refill_per_second: self.refill_per_second / f64::from(parts),
+        }
+    }
+
     /// Tokens: the burst.
     pub fn capacity(&self) -> u32 {
         self.capacity

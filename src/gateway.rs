@@ -159,6 +159,7 @@ impl Gateway {
             cost: rule.cost.map_or(route.cost, u32::from),
             on_store_failure: rule.on_store_failure.unwrap_or(self.on_store_failure),
             shadow,
+            shards: rule.shards,
         };
         let enforced = check(&enforce, false);
         let started = Instant::now();

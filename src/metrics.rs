@@ -45,6 +45,9 @@ pub static KEYS_FORGOTTEN: Lazy<IntGauge> =
 /// Gateways that share the limits.
 pub static GATEWAYS_LIVE: Lazy<IntGauge> =
     Lazy::new(|| gauge("sekisho_gateways_live", "Gateways that share the limits"));
+/// Leased tokens that this gateway may spend without asking.
+pub static LEASE_TOKENS: Lazy<IntGauge> =
+    Lazy::new(|| gauge("sekisho_lease_tokens", "Leased tokens that may be spent without asking the store"));
 /// Rules in force.
 pub static RULES_LOADED: Lazy<IntGauge> = Lazy::new(|| gauge("sekisho_rules_loaded", "Rules in force"));
 /// Rules left out or kept at their last good version.

@@ -92,7 +92,7 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
         Loader::new(&settings.rules, &settings.limiter.default_rule, &settings.identity.mode, &settings.routes);
     loader.initial_load()?;
 
-    let (limiter, driver) = Limiter::new(&settings.store, &settings.limiter, Clock::monotonic())?;
+    let (limiter, store) = Limiter::new(&settings.store, &settings.limiter, Clock::monotonic())?;
     let limiter = Arc::new(limiter);
     let (gateway, upkeep) =
         Gateway::new(&settings, Arc::clone(loader.rules()), Arc::clone(loader.keys()), Arc::clone(&limiter))?;
@@ -107,7 +107,12 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     server.bootstrap();
 
     let draining = Arc::new(AtomicBool::new(false));
-    let drain = drain::Drain::new(gateway.in_flight(), Arc::clone(&draining), settings.server.grace_period);
+    let drain = drain::Drain::new(
+        gateway.in_flight(),
+        Arc::clone(&limiter),
+        Arc::clone(&draining),
+        settings.server.grace_period,
+    );
     let admin = Admin::new(&settings, &loader, Arc::clone(&limiter), explainer, draining);
     let mut admin = Service::new("admin".to_owned(), admin);
     admin.add_tcp(&settings.admin.listen.to_string());
@@ -133,8 +138,8 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     server.add_service(background_service("upstreams", upkeep));
     server.add_service(background_service("rules", services::RulesService::new(loader)));
     server.add_service(background_service("drain", drain));
-    if let Some(driver) = driver {
-        server.add_service(background_service("store", services::StoreService::new(driver)));
+    if let Some(store) = store {
+        server.add_service(background_service("store", services::StoreService::new(store)));
     }
     server.run_forever()
 }

@@ -24,7 +24,7 @@ impl Fallback {
         let limit = check.limit.share(self.instances, check.cost);
         let demand = [Demand { cost: check.cost, count: 1 }];
         let call = Call { limit, demand: &demand, prefetch: 0, report: Report::default() };
-        let reply = self.buckets.call_now(check.key(), &call);
+        let reply = self.buckets.call_now(check.key(None), &call);
         decision(limit, &reply, Source::Local)
     }
 

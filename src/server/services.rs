@@ -7,8 +7,8 @@ use pingora::services::background::BackgroundService;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
+use crate::limiter::Upkeep;
 use crate::rules::Loader;
-use crate::store::redis::Driver;
 
 /// Keeps rules and keys up to date: every `rules.refresh`, and on SIGHUP.
 #[derive(Debug)]
@@ -48,12 +48,12 @@ impl BackgroundService for RulesService {
 /// Talks to the shared store.
 #[derive(Debug)]
 pub(super) struct StoreService {
-    driver: Mutex<Option<Driver>>,
+    upkeep: Mutex<Option<Upkeep>>,
 }
 
 impl StoreService {
-    pub(super) fn new(driver: Driver) -> Self {
-        Self { driver: Mutex::new(Some(driver)) }
+    pub(super) fn new(upkeep: Upkeep) -> Self {
+        Self { upkeep: Mutex::new(Some(upkeep)) }
     }
 }
 
@@ -61,9 +61,9 @@ impl StoreService {
 impl BackgroundService for StoreService {
     /// Ends with the process, not with the first sign of shutdown: requests that are still in flight need the store.
     async fn start(&self, _shutdown: ShutdownWatch) {
-        let driver = self.driver.lock().take();
-        if let Some(driver) = driver {
-            driver.run().await;
+        let upkeep = self.upkeep.lock().take();
+        if let Some(upkeep) = upkeep {
+            upkeep.run().await;
         }
     }
 }
