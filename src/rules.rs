@@ -88,8 +88,10 @@ pub struct Rule {
 /// # Errors
 /// One sentence that says what is allowed.
 pub fn parse_refill(text: &str) -> Result<f64, String> {
-    let allowed =
-        || format!("\"{text}\" is not a refill, allowed are \"100/s\", \"100/min\", \"5000/h\", \"10000/day\"");
+    let allowed = || {
+        let text = raw::shown(text);
+        format!("\"{text}\" is not a refill, allowed are \"100/s\", \"100/min\", \"5000/h\", \"10000/day\"")
+    };
     let (amount, unit) = text.split_once('/').ok_or_else(allowed)?;
     let seconds = match unit.trim() {
         "s" => 1.0,
