@@ -1,1 +1,393 @@
-//! The phases of a proxied request.
+//! The phases of a proxied request: route, identity, rule, decision, upstream, answer. What each phase does lives in the
+//! modules below; here is only their order.
+
+pub mod echo;
+pub mod identity;
+pub mod path;
+pub mod reply;
+pub mod request;
+pub mod route;
+pub mod stamp;
+pub mod upstream;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::modules::http::HttpModules;
+use pingora::proxy::{FailToProxy, ProxyHttp, Session};
+use pingora::upstreams::peer::HttpPeer;
+use pingora::{Error, ErrorSource, ErrorType};
+use tokio::time::Instant;
+
+use self::identity::Identity;
+use self::reply::Problem;
+use self::route::{RouteError, RouteRef, Router};
+use self::stamp::Verdict;
+use self::upstream::{Choice, InFlight, Pool, Upkeep, Upstream, UpstreamError, Upstreams};
+use crate::config::Settings;
+use crate::limiter::{Check, Limiter, Outcome};
+use crate::metrics::{self, RouteMetrics};
+use crate::rules::keys::Keys;
+use crate::rules::{FailurePolicy, Rule, Rules};
+
+/// How long a client may keep a connection without a request, in seconds. Pingora's own default ends with the first
+/// request: from then on it waits for ever.
+const CLIENT_KEEPALIVE_SECONDS: u64 = 60;
+/// The longest wait for a client to take a piece of the answer.
+const CLIENT_WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest wait for what is left of a request after its answer.
+const CLIENT_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// The most attempts at an upstream: one, and one retry where it is safe.
+const ATTEMPTS: u8 = 2;
+/// Stands in logs and metrics for a client that left before the answer, as in nginx.
+const CLIENT_GONE: u16 = 499;
+
+/// A gateway that cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// See [`RouteError`].
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// See [`UpstreamError`].
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    /// A route leads nowhere.
+    #[error("route \"{route}\": there is no upstream \"{upstream}\"")]
+    UnknownUpstream {
+        /// Its id.
+        route: String,
+        /// The name it gives.
+        upstream: String,
+    },
+}
+
+/// Where the requests of one route go, and where they are counted.
+#[derive(Debug)]
+struct Destination {
+    upstream: Upstream,
+    metrics: RouteMetrics,
+}
+
+/// The proxy.
+#[derive(Debug)]
+pub struct Gateway {
+    router: Router,
+    /// By [`RouteRef::index`].
+    destinations: Vec<Destination>,
+    unrouted: RouteMetrics,
+    identity: Identity,
+    rules: Arc<Rules>,
+    limiter: Arc<Limiter>,
+    on_store_failure: FailurePolicy,
+    ratelimit_draft: bool,
+    in_flight: Arc<AtomicUsize>,
+}
+
+impl Gateway {
+    /// Sets up routes and upstreams; resolves names, blocking. The second value is a background service to run beside
+    /// the proxy.
+    ///
+    /// # Errors
+    /// See [`GatewayError`].
+    pub fn new(
+        settings: &Settings,
+        rules: Arc<Rules>,
+        keys: Arc<Keys>,
+        limiter: Arc<Limiter>,
+    ) -> Result<(Self, Upkeep), GatewayError> {
+        let router = Router::new(&settings.routes)?;
+        let (by_name, upkeep) = Upstreams::new(&settings.upstreams)?;
+        let destination = |route: &RouteRef| match by_name.get(&route.upstream) {
+            Some(upstream) => Ok(Destination { upstream: upstream.clone(), metrics: RouteMetrics::new(&route.id) }),
+            None => {
+                Err(GatewayError::UnknownUpstream { route: route.id.to_string(), upstream: route.upstream.to_string() })
+            }
+        };
+        let gateway = Self {
+            destinations: router.routes().iter().map(destination).collect::<Result<_, _>>()?,
+            unrouted: RouteMetrics::new(""),
+            router,
+            identity: Identity::new(settings.identity.clone(), keys),
+            rules,
+            limiter,
+            on_store_failure: settings.limiter.on_store_failure,
+            ratelimit_draft: settings.headers.ratelimit_draft,
+            in_flight: Arc::default(),
+        };
+        Ok((gateway, upkeep))
+    }
+
+    /// The number of requests in flight, for a drain that ends when there are none; stays valid after the gateway has
+    /// been handed to a service.
+    pub fn in_flight(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.in_flight)
+    }
+
+    /// Decides whether a request goes on: everything up to its upstream.
+    async fn admit(&self, session: &mut Session, ctx: &mut Ctx) -> Result<(), Problem> {
+        request::admit(session)?;
+        let head = session.req_header();
+        let route = self.router.find(request::host(head), &head.method, head.uri.path()).ok_or(Problem::NotFound)?;
+        ctx.route = Some(route.index);
+        // A background revalidation repeats a request that has been charged.
+        if !route.limit || session.subrequest_ctx.is_some() {
+            return Ok(());
+        }
+        let verdict = self.decide(head, route).await?;
+        let problem = Problem::of(&verdict);
+        ctx.verdict = Some(verdict);
+        problem.map_or(Ok(()), Err)
+    }
+
+    /// Charges the request, once: retries at upstreams come later and do not charge again.
+    async fn decide(&self, head: &RequestHeader, route: &RouteRef) -> Result<Verdict, Problem> {
+        let tenant = self.identity.tenant(&head.headers)?;
+        let (enforce, shadow) = {
+            // Kept no longer than this: a snapshot must not outlive a wait.
+            let rules = self.rules.load();
+            let resolved = rules.resolve(tenant.id(), &route.id);
+            (Arc::clone(resolved.enforce), resolved.shadow.cloned())
+        };
+        let check = |rule: &Rule, shadow: bool| Check {
+            tenant: tenant.id(),
+            route: &route.id,
+            limit: rule.limit,
+            cost: rule.cost.map_or(route.cost, u32::from),
+            on_store_failure: rule.on_store_failure.unwrap_or(self.on_store_failure),
+            shadow,
+        };
+        let enforced = check(&enforce, false);
+        let started = Instant::now();
+        let decision = match &shadow {
+            None => self.limiter.decide(&enforced).await,
+            Some(shadow) => {
+                let shadow = check(shadow, true);
+                let (decision, shadow) = tokio::join!(self.limiter.decide(&enforced), self.limiter.decide(&shadow));
+                if shadow.outcome != Outcome::Allowed {
+                    self.metrics(Some(route.index)).shadow_denied(shadow.source);
+                }
+                decision
+            }
+        };
+        metrics::decision_seconds(decision.source, started.elapsed().as_secs_f64());
+        self.metrics(Some(route.index)).decided(decision.outcome, decision.source);
+        Ok(Verdict { decision, rule: enforce })
+    }
+
+    fn metrics(&self, route: Option<usize>) -> &RouteMetrics {
+        route.and_then(|index| self.destinations.get(index)).map_or(&self.unrouted, |destination| &destination.metrics)
+    }
+
+    fn pool(&self, ctx: &Ctx) -> Option<&Arc<Pool>> {
+        match &self.destinations.get(ctx.route?)?.upstream {
+            Upstream::Pool(pool) => Some(pool),
+            Upstream::Echo => None,
+        }
+    }
+
+    /// Writes a problem; a client that left in the meantime is no error worth a line in the log.
+    async fn refuse(&self, session: &mut Session, ctx: &Ctx, problem: &Problem) {
+        if let Err(error) = reply::send(session, problem, ctx.verdict.as_ref(), self.ratelimit_draft).await {
+            tracing::debug!(%error, "could not write an answer");
+            session.set_keepalive(None);
+        }
+    }
+}
+
+/// What is known about one request, from phase to phase.
+#[derive(Debug)]
+pub struct Ctx {
+    started: Instant,
+    _in_flight: InFlight,
+    route: Option<usize>,
+    verdict: Option<Verdict>,
+    attempts: u8,
+    /// The server of the current attempt, or of the next when the last could not be connected.
+    choice: Option<Choice>,
+}
+
+fn peer_address(session: &Session) -> Option<IpAddr> {
+    Some(session.client_addr()?.as_inet()?.ip())
+}
+
+/// The `kind` of a failed attempt.
+fn failure_kind(error: &Error) -> &'static str {
+    use ErrorType::{
+        ConnectTimedout, ConnectionClosed, H1Error, H2Error, InvalidCert, InvalidH2, InvalidHTTPHeader, ReadError,
+        ReadTimedout, TLSHandshakeFailure, TLSHandshakeTimedout, WriteError, WriteTimedout,
+    };
+    match error.etype() {
+        ConnectTimedout | TLSHandshakeTimedout => "connect_timeout",
+        TLSHandshakeFailure | InvalidCert => "tls",
+        ReadTimedout | WriteTimedout => "timeout",
+        ConnectionClosed | ReadError | WriteError => "closed",
+        InvalidHTTPHeader | H1Error | H2Error | InvalidH2 => "protocol",
+        _ => "connect",
+    }
+}
+
+#[async_trait]
+impl ProxyHttp for Gateway {
+    type CTX = Ctx;
+
+    fn new_ctx(&self) -> Ctx {
+        Ctx {
+            started: Instant::now(),
+            _in_flight: InFlight::new(&self.in_flight),
+            route: None,
+            verdict: None,
+            attempts: 0,
+            choice: None,
+        }
+    }
+
+    fn init_downstream_modules(&self, _modules: &mut HttpModules) {
+        // The default is compression, switched off: answers pass as the upstream wrote them.
+    }
+
+    async fn request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> pingora::Result<bool> {
+        session.set_write_timeout(Some(CLIENT_WRITE_TIMEOUT));
+        session.set_total_drain_timeout(Some(CLIENT_DRAIN_TIMEOUT));
+        if session.get_keepalive() == Some(0) {
+            session.set_keepalive(Some(CLIENT_KEEPALIVE_SECONDS));
+        }
+        if let Err(problem) = self.admit(session, ctx).await {
+            self.refuse(session, ctx, &problem).await;
+            return Ok(true);
+        }
+        if self.pool(ctx).is_none() {
+            echo::answer(session, ctx.verdict.as_ref(), self.ratelimit_draft).await?;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    async fn upstream_peer(&self, session: &mut Session, ctx: &mut Ctx) -> pingora::Result<Box<HttpPeer>> {
+        let Some(pool) = self.pool(ctx) else {
+            return Err(Error::explain(ErrorType::InternalError, "a request without route reached its upstream"));
+        };
+        // After a failed connection the next server has been chosen already; otherwise this is the first attempt, or
+        // one more over another connection.
+        let next = match ctx.attempts {
+            0 => None,
+            _ => ctx.choice.take(),
+        };
+        ctx.attempts += 1;
+        let Some(choice) = next.or_else(|| pool.choose(&session.req_header().headers, None)) else {
+            metrics::upstream_failure(pool.name(), "no_server");
+            return Err(Error::create(
+                ErrorType::ConnectNoRoute,
+                ErrorSource::Upstream,
+                Some("no healthy server".into()),
+                None,
+            ));
+        };
+        let peer = pool.peer(choice.address);
+        ctx.choice = Some(choice);
+        Ok(peer)
+    }
+
+    async fn upstream_request_filter(
+        &self,
+        session: &mut Session,
+        upstream_request: &mut RequestHeader,
+        _ctx: &mut Ctx,
+    ) -> pingora::Result<()> {
+        let peer = peer_address(session);
+        match peer.and_then(|peer| self.identity.forwarded_for(peer, &session.req_header().headers)) {
+            Some(value) => upstream_request.insert_header("X-Forwarded-For", value)?,
+            None => drop(upstream_request.remove_header("X-Forwarded-For")),
+        }
+        Ok(())
+    }
+
+    fn fail_to_connect(&self, session: &mut Session, _peer: &HttpPeer, ctx: &mut Ctx, mut e: Box<Error>) -> Box<Error> {
+        let failed: Option<SocketAddr> = ctx.choice.take().map(|choice| choice.address);
+        if let Some(pool) = self.pool(ctx) {
+            metrics::upstream_failure(pool.name(), failure_kind(&e));
+            // Nothing has been sent: any method may go to another server, if there is one.
+            let next = (ctx.attempts < ATTEMPTS).then(|| pool.choose(&session.req_header().headers, failed)).flatten();
+            e.set_retry(next.is_some());
+            ctx.choice = next;
+        }
+        e
+    }
+
+    fn error_while_proxy(
+        &self,
+        peer: &HttpPeer,
+        session: &mut Session,
+        e: Box<Error>,
+        ctx: &mut Ctx,
+        client_reused: bool,
+    ) -> Box<Error> {
+        if *e.esource() == ErrorSource::Upstream
+            && let Some(pool) = self.pool(ctx)
+        {
+            metrics::upstream_failure(pool.name(), failure_kind(&e));
+        }
+        ctx.choice = None;
+        // Pingora's own policy: only idempotent methods whose body can be sent again, and where the connection was
+        // reused only if that is why it broke.
+        let mut e = e.more_context(format!("Peer: {peer}"));
+        if ctx.attempts >= ATTEMPTS
+            || !session.req_header().method.is_idempotent()
+            || session.as_ref().retry_buffer_truncated()
+        {
+            e.set_retry(false);
+        } else {
+            e.retry.decide_reuse(client_reused);
+        }
+        e
+    }
+
+    async fn response_filter(
+        &self,
+        _session: &mut Session,
+        upstream_response: &mut ResponseHeader,
+        ctx: &mut Ctx,
+    ) -> pingora::Result<()> {
+        stamp::stamp(upstream_response, ctx.verdict.as_ref(), self.ratelimit_draft);
+        Ok(())
+    }
+
+    async fn fail_to_proxy(&self, session: &mut Session, e: &Error, ctx: &mut Ctx) -> FailToProxy {
+        let problem = Problem::of_failure(e);
+        // The connection is in no state to be used again, and the answer must say so.
+        session.set_keepalive(None);
+        let begun = session.response_written().is_some_and(|response| !response.status.is_informational());
+        if let Some(problem) = problem.as_ref().filter(|_| !begun) {
+            self.refuse(session, ctx, problem).await;
+        }
+        FailToProxy { error_code: problem.map_or(0, |problem| problem.status().as_u16()), can_reuse_downstream: false }
+    }
+
+    fn suppress_error_log(&self, _session: &Session, _ctx: &Ctx, error: &Error) -> bool {
+        Problem::of_failure(error).is_none()
+    }
+
+    async fn logging(&self, session: &mut Session, error: Option<&Error>, ctx: &mut Ctx) {
+        ctx.choice = None;
+        let status = session.response_written().map_or(CLIENT_GONE, |response| response.status.as_u16());
+        let seconds = ctx.started.elapsed().as_secs_f64();
+        self.metrics(ctx.route).answered(status, seconds);
+        let head = session.req_header();
+        tracing::debug!(
+            method = head.method.as_str(),
+            path = head.uri.path(),
+            route = ctx.route.and_then(|index| self.router.routes().get(index)).map(|route| &*route.id),
+            status,
+            seconds,
+            client = peer_address(session)
+                .map(|peer| self.identity.client(peer, &head.headers))
+                .map(tracing::field::display),
+            decided_by = ctx.verdict.as_ref().map(|verdict| tracing::field::debug(verdict.decision.source)),
+            error = error.map(tracing::field::display),
+            "request"
+        );
+    }
+}
