@@ -19,13 +19,18 @@
 //!
 //! The scripts that run inside Redis are `scripts/redis/*.lua`.
 
+pub mod admin;
 pub mod bucket;
+pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod explain;
 pub mod gateway;
 pub mod key;
 pub mod ledger;
 pub mod limiter;
 pub mod metrics;
 pub mod rules;
+pub mod server;
 pub mod store;
+pub mod telemetry;

@@ -11,6 +11,7 @@ use crate::bucket::{Call, Demand, Limit, Reply, Report};
 use crate::clock::Clock;
 use crate::key::KeyRef;
 use crate::rules::FailurePolicy;
+use crate::store::redis::Link;
 use crate::store::{AnyStore, Store};
 use fallback::Fallback;
 
@@ -89,6 +90,20 @@ pub struct Quota {
     pub reset: u32,
 }
 
+/// How the store stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StoreState {
+    /// Buckets live in this process.
+    InProcess,
+    /// The shared store has not been tried yet.
+    Starting,
+    /// Connected to the shared store.
+    Connected,
+    /// The shared store is away: each rule's failure policy applies.
+    Away,
+}
+
 /// Decides over one store.
 #[derive(Debug)]
 pub struct Limiter {
@@ -130,6 +145,18 @@ impl Limiter {
     pub fn is_degraded(&self) -> bool {
         let last = self.last_fallback.load(Ordering::Relaxed);
         last > 0 && self.clock.now() < last + DEGRADED_FOR_MS
+    }
+
+    /// The store, for `/readyz` and the status page.
+    pub fn store_state(&self) -> StoreState {
+        match &self.store {
+            AnyStore::Memory(_) => StoreState::InProcess,
+            AnyStore::Redis(store) => match store.link() {
+                Link::Starting => StoreState::Starting,
+                Link::Connected => StoreState::Connected,
+                Link::Away => StoreState::Away,
+            },
+        }
     }
 
     /// Keys tracked in this process, and how many were forgotten for want of room.

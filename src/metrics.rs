@@ -43,6 +43,9 @@ pub static KEYS_TRACKED: Lazy<IntGauge> = Lazy::new(|| gauge("sekisho_keys_track
 /// Keys forgotten for want of room although their bucket was not full.
 pub static KEYS_FORGOTTEN: Lazy<IntGauge> =
     Lazy::new(|| gauge("sekisho_keys_forgotten", "Keys forgotten for want of room before their bucket was full again"));
+/// Gateways that share the limits.
+pub static GATEWAYS_LIVE: Lazy<IntGauge> =
+    Lazy::new(|| gauge("sekisho_gateways_live", "Gateways that share the limits"));
 /// Rules in force.
 pub static RULES_LOADED: Lazy<IntGauge> = Lazy::new(|| gauge("sekisho_rules_loaded", "Rules in force"));
 /// Rules left out or kept at their last good version.
@@ -82,9 +85,14 @@ pub fn store_call(result: StoreCall) {
     HANDLES[result as usize].inc();
 }
 
-/// Counts one read of the rules; `result` is `ok` or `error`.
-pub fn rules_reload(source: &str, result: &str) {
-    RULES_RELOADS.with_label_values(&[source, result]).inc();
+/// Sets how often the rules were read, as (good, failed), in the order of [`Source::ALL`](crate::rules::report::Source).
+pub fn rules_reloads(reads: &[(u64, u64); 3]) {
+    for (source, (good, failed)) in crate::rules::report::Source::ALL.iter().zip(reads) {
+        for (result, count) in [("ok", good), ("error", failed)] {
+            let counter = RULES_RELOADS.with_label_values(&[source.name(), result]);
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
+    }
 }
 
 /// Counts one failure of an upstream.
@@ -170,7 +178,7 @@ pub fn text() -> Result<String, prometheus::Error> {
 /// Registers every series, so that each is exported from the first scrape.
 pub fn register() {
     for gauge in
-        [&STORE_CONNECTED, &DEGRADED, &KEYS_TRACKED, &KEYS_FORGOTTEN, &RULES_LOADED, &RULES_REJECTED, &RULES_AGE]
+        [&STORE_CONNECTED, &DEGRADED, &KEYS_TRACKED, &KEYS_FORGOTTEN, &GATEWAYS_LIVE, &RULES_LOADED, &RULES_REJECTED, &RULES_AGE]
     {
         Lazy::force(gauge);
     }

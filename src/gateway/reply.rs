@@ -106,7 +106,8 @@ impl Problem {
         }
     }
 
-    fn detail(&self) -> &str {
+    /// One sentence for the client.
+    pub fn detail(&self) -> &str {
         match self {
             Self::BadRequest(detail) | Self::Unauthorized(detail) => detail,
             Self::NotFound => "no route for this host, path and method",

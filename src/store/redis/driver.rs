@@ -8,7 +8,7 @@ use redis::io::tcp::TcpSettings;
 use redis::{
     AsyncConnectionConfig, Client, IntoConnectionInfo, Pipeline, ProtocolVersion, PushInfo, RedisError, RedisResult,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -47,14 +47,13 @@ impl Driver {
         Ok(Self { client, script: BucketScript::new(), prefix, jobs, link })
     }
 
-    /// Serves until `shutdown` turns true or nobody can send any more.
-    pub async fn run(mut self, mut shutdown: watch::Receiver<bool>) {
+    /// Serves until nobody can send any more.
+    pub async fn run(mut self) {
         let mut backoff = BACKOFF_FIRST;
         loop {
             let connected = tokio::select! {
                 connected = connect(&self.client) => connected,
                 () = refuse(&mut self.jobs) => return,
-                _ = shutdown.wait_for(|stop| *stop) => return,
             };
             let lost = match connected {
                 Ok((connection, mut broken)) => {
@@ -66,8 +65,7 @@ impl Driver {
                             Some(lost) => lost,
                             None => return,
                         },
-                        _ = shutdown.wait_for(|stop| *stop) => return,
-                    }
+                            }
                 }
                 Err(error) => error.to_string(),
             };
@@ -77,7 +75,6 @@ impl Driver {
             tokio::select! {
                 () = sleep(backoff.mul_f64(rand::random_range(0.5..1.0))) => {}
                 () = refuse(&mut self.jobs) => return,
-                _ = shutdown.wait_for(|stop| *stop) => return,
             }
             backoff = (backoff * 2).min(BACKOFF_LONGEST);
         }

@@ -1,0 +1,190 @@
+//! Assembles the process: listeners, background services, signals, shutdown.
+
+mod drain;
+mod services;
+
+use std::convert::Infallible;
+use std::net::{SocketAddr, TcpListener};
+use std::process::exit;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use pingora::apps::HttpServerOptions;
+use pingora::listeners::tls::TlsSettings;
+use pingora::proxy::ProxyServiceBuilder;
+use pingora::server::Server;
+use pingora::server::configuration::{Opt, ServerConf};
+use pingora::services::background::background_service;
+use pingora::services::listening::Service;
+
+use crate::admin::Admin;
+use crate::clock::Clock;
+use crate::config::Settings;
+use crate::explain::Explainer;
+use crate::gateway::{Gateway, GatewayError};
+use crate::limiter::Limiter;
+use crate::metrics;
+use crate::rules::loader::Loader;
+use crate::rules::report::LoadError;
+use crate::store::memory::MemoryStore;
+use crate::store::{AnyStore, redis};
+
+/// An idle HTTP/2 client connection is closed after this; Pingora's default is never.
+const H2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Idle connections to upstreams kept for reuse, per worker thread.
+const UPSTREAM_POOL: usize = 256;
+/// Exit code of a process that could not start.
+const NOT_STARTED: i32 = 3;
+
+/// How to start.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    /// In the background.
+    pub daemon: bool,
+    /// With the sockets of a running gateway.
+    pub upgrade: bool,
+}
+
+/// Why the gateway could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// See [`LoadError`].
+    #[error(transparent)]
+    Rules(#[from] LoadError),
+    /// See [`GatewayError`].
+    #[error(transparent)]
+    Gateway(#[from] GatewayError),
+    /// `store.url` is not one of Redis.
+    #[error("store.url: {0}")]
+    Store(#[from] ::redis::RedisError),
+    /// A listener's address is taken or not ours.
+    #[error("cannot listen on {address}: {error}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The system's reason.
+        error: std::io::Error,
+    },
+    /// Certificate or key do not make a TLS listener.
+    #[error("cannot serve TLS on {address}: {error}")]
+    Tls {
+        /// The address.
+        address: SocketAddr,
+        /// OpenSSL's reason.
+        error: Box<pingora::Error>,
+    },
+}
+
+impl StartError {
+    /// Whether the input is at fault, not the machine.
+    pub fn is_invalid_input(&self) -> bool {
+        !matches!(self, Self::Listen { .. })
+    }
+}
+
+/// Serves until a signal ends the process: SIGTERM after a drain, SIGQUIT after handing over its sockets, SIGINT at
+/// once. SIGHUP reloads the rules.
+///
+/// # Errors
+/// When it cannot start.
+pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
+    metrics::register();
+    let loader = Loader::new(&settings.rules, &settings.limiter.default_rule, &settings.identity.mode, &settings.routes);
+    loader.initial_load()?;
+
+    let clock = Clock::monotonic();
+    let (store, driver) = match &settings.store.url {
+        None => (AnyStore::Memory(MemoryStore::new(settings.limiter.max_keys, clock.clone())), None),
+        Some(url) => {
+            let (store, driver) = redis::connect(&settings.store, &url.0)?;
+            (AnyStore::Redis(store), Some(driver))
+        }
+    };
+    let limiter = Limiter::new(store, settings.limiter.instances, settings.limiter.max_keys, clock);
+    let limiter = Arc::new(limiter);
+    let (gateway, upkeep) =
+        Gateway::new(&settings, Arc::clone(loader.rules()), Arc::clone(loader.keys()), Arc::clone(&limiter))?;
+    let explainer = Explainer::new(&settings, loader.rules(), loader.keys()).map_err(GatewayError::from)?;
+    if !start.upgrade {
+        probe(&settings)?;
+    }
+    exit_without_listeners();
+
+    let options = Opt { daemon: start.daemon, upgrade: start.upgrade, ..Opt::default() };
+    let mut server = Server::new_with_opt_and_conf(options, server_conf(&settings, start));
+    server.bootstrap();
+
+    let draining = Arc::new(AtomicBool::new(false));
+    let drain = drain::Drain::new(gateway.in_flight(), Arc::clone(&draining), settings.server.grace_period);
+    let admin = Admin::new(&settings, &loader, Arc::clone(&limiter), explainer, draining);
+    let mut admin = Service::new("admin".to_owned(), admin);
+    admin.add_tcp(&settings.admin.listen.to_string());
+    admin.threads = Some(1);
+
+    let mut http = HttpServerOptions::default();
+    http.h2c = true;
+    http.h2_idle_timeout = Some(H2_IDLE_TIMEOUT);
+    let mut proxy = ProxyServiceBuilder::new(&server.configuration, gateway).name("proxy").server_options(http).build();
+    for address in &settings.server.listen {
+        proxy.add_tcp(&address.to_string());
+    }
+    for listener in &settings.server.tls {
+        let (certificate, key) = (listener.certificate.to_string_lossy(), listener.key.to_string_lossy());
+        let mut tls = TlsSettings::intermediate(&certificate, &key)
+            .map_err(|error| StartError::Tls { address: listener.listen, error })?;
+        tls.enable_h2();
+        proxy.add_tls_with_settings(&listener.listen.to_string(), None, tls);
+    }
+
+    server.add_service(proxy);
+    server.add_service(admin);
+    server.add_service(background_service("upstreams", upkeep));
+    server.add_service(background_service("rules", services::RulesService::new(loader)));
+    server.add_service(background_service("drain", drain));
+    if let Some(driver) = driver {
+        server.add_service(background_service("store", services::StoreService::new(driver)));
+    }
+    server.run_forever()
+}
+
+/// Binds every listener once, so that an address that is taken ends the start with one clear line.
+fn probe(settings: &Settings) -> Result<(), StartError> {
+    let tls = settings.server.tls.iter().map(|listener| listener.listen);
+    let all = settings.server.listen.iter().copied().chain(tls).chain([settings.admin.listen]);
+    for address in all {
+        TcpListener::bind(address).map_err(|error| StartError::Listen { address, error })?;
+    }
+    Ok(())
+}
+
+/// Pingora builds listeners in a task of their own, whose panic would leave a process without listeners. (Addresses
+/// were probed; this is for one taken in the meantime, or not handed over in an upgrade.)
+fn exit_without_listeners() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        let message = panic.payload_as_str().unwrap_or_default();
+        if message.contains("Failed to build listeners") {
+            eprintln!("cannot listen: {message}");
+            exit(NOT_STARTED);
+        }
+    }));
+}
+
+fn server_conf(settings: &Settings, start: Start) -> ServerConf {
+    ServerConf {
+        daemon: start.daemon,
+        threads: settings.server.threads,
+        // One runtime a thread, nothing handed from one to another: a quarter less CPU than work stealing.
+        work_stealing: false,
+        pid_file: settings.server.pid_file.to_string_lossy().into_owned(),
+        upgrade_sock: settings.server.upgrade_socket.to_string_lossy().into_owned(),
+        grace_period_seconds: Some(settings.server.grace_period.as_secs_f64().ceil() as u64),
+        graceful_shutdown_timeout_seconds: Some(1),
+        upstream_keepalive_pool_size: UPSTREAM_POOL,
+        // Attempts are bounded by the gateway itself; this is only the loop's own bound.
+        max_retries: 2,
+        ..ServerConf::default()
+    }
+}

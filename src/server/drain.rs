@@ -1,0 +1,56 @@
+//! The end of the process: as soon as nothing is in flight, not only when the grace period is over.
+
+use std::process::exit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use pingora::server::ShutdownWatch;
+use pingora::services::background::BackgroundService;
+use tokio::time::{Instant, sleep};
+
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Nothing must have been in flight for this long: a connection accepted before the listeners closed may only now send
+/// its request.
+const QUIET_FOR: Duration = Duration::from_millis(200);
+
+/// Waits for the shutdown, then for the last request.
+#[derive(Debug)]
+pub(super) struct Drain {
+    in_flight: Arc<AtomicUsize>,
+    draining: Arc<AtomicBool>,
+    grace_period: Duration,
+}
+
+impl Drain {
+    /// `draining` turns true when the shutdown begins.
+    pub(super) fn new(in_flight: Arc<AtomicUsize>, draining: Arc<AtomicBool>, grace_period: Duration) -> Self {
+        Self { in_flight, draining, grace_period }
+    }
+}
+
+#[async_trait]
+impl BackgroundService for Drain {
+    async fn start(&self, mut shutdown: ShutdownWatch) {
+        if shutdown.wait_for(|stop| *stop).await.is_err() {
+            return;
+        }
+        self.draining.store(true, Ordering::Relaxed);
+        let begun = Instant::now();
+        let mut busy_at = begun;
+        while busy_at.elapsed() < QUIET_FOR && begun.elapsed() < self.grace_period {
+            sleep(LOOK_EVERY).await;
+            if self.in_flight.load(Ordering::Relaxed) > 0 {
+                busy_at = Instant::now();
+            }
+        }
+        let left = self.in_flight.load(Ordering::Relaxed);
+        match left {
+            0 => tracing::info!("nothing in flight any more: stopping"),
+            _ => tracing::warn!(left, "the grace period is over: stopping"),
+        }
+        // Pingora would sleep through the whole grace period.
+        exit(0);
+    }
+}
