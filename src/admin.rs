@@ -16,8 +16,8 @@ use crate::limiter::{Limiter, StoreState};
 use crate::metrics;
 use crate::rules::Rules;
 use crate::rules::keys::Keys;
-use crate::rules::loader::Loader;
-use crate::rules::report::Status;
+use crate::rules::Loader;
+use crate::rules::Status;
 
 /// The admin listener.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::config::{self, Settings};
 use crate::explain::{Explainer, Query};
-use crate::rules::loader::Loader;
+use crate::rules::Loader;
 use crate::{server, telemetry};
 
 /// Invalid input or configuration.

@@ -85,9 +85,9 @@ pub fn store_call(result: StoreCall) {
     HANDLES[result as usize].inc();
 }
 
-/// Sets how often the rules were read, as (good, failed), in the order of [`Source::ALL`](crate::rules::report::Source).
+/// Sets how often the rules were read, as (good, failed), in the order of [`Source::ALL`](crate::rules::Source).
 pub fn rules_reloads(reads: &[(u64, u64); 3]) {
-    for (source, (good, failed)) in crate::rules::report::Source::ALL.iter().zip(reads) {
+    for (source, (good, failed)) in crate::rules::Source::ALL.iter().zip(reads) {
         for (result, count) in [("ok", good), ("error", failed)] {
             let counter = RULES_RELOADS.with_label_values(&[source.name(), result]);
             counter.inc_by(count.saturating_sub(counter.get()));

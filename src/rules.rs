@@ -1,9 +1,36 @@
 //! Which limit applies to a tenant and route: a [`Rule`], found in an immutable [`RuleSet`].
+//!
+//! | module | its one purpose |
+//! |---|---|
+//! | `raw` | a rule as a source wrote it → [`Rule`], or one sentence about what is wrong |
+//! | `file`, `postgres` | the sources: stream entries, each judged alone |
+//! | `merge` | entries and the set in force → the next set |
+//! | `set` | the immutable, indexed [`RuleSet`] |
+//! | `snapshot` | the last good rules on disk |
+//! | [`keys`] | registered API keys |
+//! | `current` | [`Rules`]: the set in force and its [`Status`], shared by all |
+//! | [`loader`] | when to read which source |
 
+mod current;
+mod file;
 pub mod keys;
+pub mod loader;
+mod merge;
+mod postgres;
+mod raw;
+mod report;
+mod set;
+mod snapshot;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
+
+pub use current::Rules;
+pub use file::FileError;
+pub use loader::{Checked, Loader};
+pub use postgres::DatabaseError;
+pub use report::{LoadError, Rejected, Source, Status};
+pub use set::{Resolved, RuleSet};
 
 use crate::limiter::bucket::Limit;
 
@@ -29,6 +56,9 @@ pub enum Mode {
     /// Counted beside the next enforcing rule of the chain, which still applies.
     Shadow,
 }
+
+/// The id that stands for every tenant or every route.
+pub const ANY: &str = "*";
 
 /// One limit, as an operator wrote it; validated.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,40 +100,4 @@ pub fn parse_refill(text: &str) -> Result<f64, String> {
     };
     let amount: f64 = amount.trim().parse().map_err(|_| allowed())?;
     if amount.is_finite() { Ok(amount / seconds) } else { Err(allowed()) }
-}
-
-/// The rules that apply to one tenant and route.
-#[derive(Clone, Copy, Debug)]
-pub struct Resolved<'a> {
-    /// The rule that decides.
-    pub enforce: &'a Arc<Rule>,
-    /// A more specific rule in shadow mode, counted beside it.
-    pub shadow: Option<&'a Arc<Rule>>,
-}
-
-/// All rules of one moment, immutable and indexed.
-#[derive(Debug)]
-pub struct RuleSet {
-    default_rule: Arc<Rule>,
-}
-
-impl RuleSet {
-    /// The rules that apply: (tenant, route) → (tenant, `*`) → (`*`, route) → (`*`, `*`) → the default rule. Allocates
-    /// nothing.
-    pub fn resolve(&self, _tenant: &str, _route: &str) -> Resolved<'_> {
-        Resolved { enforce: &self.default_rule, shadow: None }
-    }
-}
-
-/// The rules in force, replaced as a whole when a source changes.
-#[derive(Debug)]
-pub struct Rules {
-    current: arc_swap::ArcSwap<RuleSet>,
-}
-
-impl Rules {
-    /// The snapshot of this moment.
-    pub fn load(&self) -> arc_swap::Guard<Arc<RuleSet>> {
-        self.current.load()
-    }
 }

@@ -25,8 +25,8 @@ use crate::explain::Explainer;
 use crate::gateway::{Gateway, GatewayError};
 use crate::limiter::Limiter;
 use crate::metrics;
-use crate::rules::loader::Loader;
-use crate::rules::report::LoadError;
+use crate::rules::Loader;
+use crate::rules::LoadError;
 use crate::store::memory::MemoryStore;
 use crate::store::{AnyStore, redis};
 

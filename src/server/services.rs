@@ -7,7 +7,7 @@ use pingora::services::background::BackgroundService;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
-use crate::rules::loader::Loader;
+use crate::rules::Loader;
 use crate::store::redis::Driver;
 
 /// Keeps rules and keys up to date: every `rules.refresh`, and on SIGHUP.

@@ -1,0 +1,69 @@
+//! The rules in force, shared by all.
+
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
+
+use super::merge::Merged;
+use super::report::{LoadError, Record, Source, Status};
+use super::{Rule, RuleSet};
+
+/// The rules in force, replaced as a whole when a source changes.
+#[derive(Debug)]
+pub struct Rules {
+    current: ArcSwap<RuleSet>,
+    /// The set before, kept until the next change: freeing hundreds of thousands of rules is not for the request that
+    /// happens to be the last to look at them.
+    retired: Mutex<Option<Arc<RuleSet>>>,
+    record: Mutex<Record>,
+}
+
+impl Rules {
+    /// Only the default rule.
+    pub fn new(default_rule: Rule) -> Self {
+        Self::of(RuleSet::new(Arc::new(default_rule), []))
+    }
+
+    /// These rules, which no source has to confirm.
+    pub fn of(set: RuleSet) -> Self {
+        Self {
+            current: ArcSwap::from_pointee(set),
+            retired: Mutex::new(None),
+            record: Mutex::new(Record::new("rules")),
+        }
+    }
+
+    /// The snapshot of this moment. Hold it for the length of a decision, no longer.
+    pub fn load(&self) -> Guard<Arc<RuleSet>> {
+        self.current.load()
+    }
+
+    /// How the rules stand.
+    pub fn status(&self) -> Status {
+        self.record.lock().status(self.current.load().len())
+    }
+
+    /// The set in force, to make the next one from. Frees the one before.
+    pub(super) fn in_force(&self) -> Arc<RuleSet> {
+        drop(self.retired.lock().take());
+        self.current.load_full()
+    }
+
+    /// Puts what a source gave in force; says whether anything changed.
+    pub(super) fn replace(&self, source: Source, Merged { set, rejected }: Merged) -> bool {
+        let changed = !set.same_as(&self.current.load());
+        let loaded = set.len();
+        if changed {
+            let before = self.current.swap(Arc::new(set));
+            *self.retired.lock() = Some(before);
+        }
+        self.record.lock().good(source, loaded, rejected, changed);
+        changed
+    }
+
+    /// A source failed; what is in force stays.
+    pub(super) fn failed(&self, source: Source, error: &LoadError) {
+        self.record.lock().failed(source, error);
+    }
+}

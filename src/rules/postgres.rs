@@ -1,0 +1,340 @@
+//! PostgreSQL: the tables `rate_limit_rule` and `api_key` (`conf/schema.sql`).
+//!
+//! `sslmode` in the URL means what it means to libpq: `disable`, `prefer` (the default), `require` (encrypted, not
+//! verified unless `sslrootcert` is given), `verify-ca`, `verify-full`. Where a certificate is verified and no
+//! `sslrootcert` is given, the system's certificates are trusted. Client certificates and `sslmode=allow` are refused.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::error::Error as _;
+use std::time::Duration;
+
+use futures_util::{StreamExt, pin_mut};
+use openssl::ssl::{SslConnector, SslMethod, SslVerifyMode};
+use postgres_openssl::MakeTlsConnector;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Config, Row};
+
+use super::keys::KeyMerge;
+use super::merge::{Merge, Place};
+use super::raw::{Entry, RawTerms};
+
+/// For a connection, from name look-up to the end of authentication.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// For reading a whole table.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// For saying good-bye.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The columns of a rule, in the order of [`rule_of`], and whether a table has to have them.
+const RULE_COLUMNS: [(&str, bool); 10] = [
+    ("tenant_id", true),
+    ("route_id", true),
+    ("capacity", true),
+    ("refill_per_second", true),
+    ("cost", false),
+    ("on_store_failure", false),
+    ("shards", false),
+    ("mode", false),
+    ("enabled", false),
+    ("comment", false),
+];
+
+const KEY_COLUMNS: [(&str, bool); 2] = [("key_sha256", true), ("tenant_id", true)];
+
+/// Why the rules database failed as a whole. Never contains the URL.
+#[derive(Debug, thiserror::Error)]
+pub enum DatabaseError {
+    /// The URL cannot be understood.
+    #[error("rules.database_url: {0}")]
+    Url(String),
+    /// No connection.
+    #[error("no connection: {0}")]
+    Connect(String),
+    /// A statement failed.
+    #[error("while reading table {table}: {problem}")]
+    Read {
+        /// Which table.
+        table: &'static str,
+        /// What the server says.
+        problem: String,
+    },
+    /// There is no such table.
+    #[error("there is no table {0}, conf/schema.sql creates it")]
+    NoTable(&'static str),
+    /// A table lacks a column without which there is no rule.
+    #[error("table {0} has no column {1}, conf/schema.sql shows what it needs")]
+    NoColumn(&'static str, &'static str),
+}
+
+impl DatabaseError {
+    /// Is it no use to try again with the same configuration?
+    pub(super) fn is_final(&self) -> bool {
+        matches!(self, Self::Url(_))
+    }
+
+    fn connect(error: &tokio_postgres::Error) -> Self {
+        Self::Connect(whole(error))
+    }
+}
+
+/// A connection to the rules database.
+pub(super) struct Database {
+    client: Client,
+    driver: Driver,
+}
+
+/// Moves the bytes of a connection; ends with it.
+struct Driver(JoinHandle<()>);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Database {
+    /// Connects; gives up after [`CONNECT_TIMEOUT`].
+    pub(super) async fn connect(url: &str) -> Result<Self, DatabaseError> {
+        Self::connect_within(CONNECT_TIMEOUT, url).await
+    }
+
+    async fn connect_within(limit: Duration, url: &str) -> Result<Self, DatabaseError> {
+        let (config, tls) = parse_url(url)?;
+        let (client, connection) = timeout(limit, config.connect(tls))
+            .await
+            .map_err(|_| DatabaseError::Connect(format!("no answer within {limit:?}")))?
+            .map_err(|error| DatabaseError::connect(&error))?;
+        let driver = Driver(tokio::spawn(async move {
+            // Its error is also the error of the statement that waits for an answer.
+            let _ = connection.await;
+        }));
+        Ok(Self { client, driver })
+    }
+
+    /// Adds every row of `rate_limit_rule` to `merge`.
+    pub(super) async fn read_rules(&mut self, merge: &mut Merge) -> Result<(), DatabaseError> {
+        self.read("rate_limit_rule", &RULE_COLUMNS, |row| {
+            merge.add(Place::Row, rule_of(row)?);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Adds every row of `api_key` to `merge`.
+    pub(super) async fn read_keys(&mut self, merge: &mut KeyMerge) -> Result<(), DatabaseError> {
+        self.read("api_key", &KEY_COLUMNS, |row| {
+            merge.add(Place::Row, row.try_get(0)?, row.try_get(1)?, None);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Takes leave of the server.
+    pub(super) async fn close(self) {
+        let Self { client, mut driver } = self;
+        drop(client);
+        // A server that does not listen any more is no fault of what was read.
+        let _ = timeout(CLOSE_TIMEOUT, &mut driver.0).await;
+    }
+
+    /// Streams a table, every value as text, so that INT and NUMERIC, VARCHAR and CHAR are one. Columns that the table
+    /// does not have are NULL.
+    async fn read(
+        &mut self,
+        table: &'static str,
+        columns: &[(&'static str, bool)],
+        mut each: impl FnMut(&Row) -> Result<(), tokio_postgres::Error>,
+    ) -> Result<(), DatabaseError> {
+        let failed = |error: tokio_postgres::Error| DatabaseError::Read { table, problem: whole(&error) };
+        let reading = async {
+            let transaction = self.client.build_transaction().read_only(true).start().await.map_err(failed)?;
+            // LOCAL, so that a connection pooler hands no setting of ours to anybody else.
+            let limit = format!("SET LOCAL statement_timeout = {}", READ_TIMEOUT.as_millis());
+            transaction.batch_execute(&limit).await.map_err(failed)?;
+
+            let there = "SELECT attname::text FROM pg_attribute \
+                         WHERE attrelid = to_regclass($1::text) AND attnum > 0 AND NOT attisdropped";
+            let rows = transaction.query(there, &[&table]).await.map_err(failed)?;
+            let there: HashSet<&str> =
+                rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(failed)?;
+            if there.is_empty() {
+                return Err(DatabaseError::NoTable(table));
+            }
+            if let Some((column, _)) = columns.iter().find(|(column, needed)| *needed && !there.contains(column)) {
+                return Err(DatabaseError::NoColumn(table, column));
+            }
+            let list: Vec<Cow<'_, str>> = columns
+                .iter()
+                .map(
+                    |(column, _)| {
+                        if there.contains(column) { format!("{column}::text").into() } else { "NULL::text".into() }
+                    },
+                )
+                .collect();
+
+            let select = format!("SELECT {} FROM {table}", list.join(", "));
+            let rows = transaction.query_raw(&select, std::iter::empty::<&dyn ToSql>()).await.map_err(failed)?;
+            pin_mut!(rows);
+            while let Some(row) = rows.next().await {
+                row.and_then(|row| each(&row)).map_err(failed)?;
+            }
+            transaction.commit().await.map_err(failed)
+        };
+        timeout(READ_TIMEOUT, reading).await.unwrap_or_else(|_| {
+            Err(DatabaseError::Read { table, problem: format!("not done within {READ_TIMEOUT:?}") })
+        })
+    }
+}
+
+fn rule_of(row: &Row) -> Result<Entry<'_>, tokio_postgres::Error> {
+    let text = |column: usize| row.try_get::<_, Option<&str>>(column);
+    let terms = RawTerms {
+        capacity: text(2)?,
+        refill_per_second: text(3)?,
+        refill: None,
+        cost: text(4)?,
+        on_store_failure: text(5)?.map(Cow::Borrowed),
+        shards: text(6)?,
+        mode: text(7)?.map(Cow::Borrowed),
+        enabled: text(8)?,
+        comment: text(9)?.map(Cow::Borrowed),
+    };
+    let (tenant_id, route_id) = (text(0)?.map(Cow::Borrowed), text(1)?.map(Cow::Borrowed));
+    Ok(Entry { tenant_id, route_id, terms: terms.judge() })
+}
+
+/// How much of TLS a URL asks for, beyond what tokio-postgres itself understands.
+#[derive(Default)]
+struct Verify {
+    chain: bool,
+    host: bool,
+    roots: Option<String>,
+}
+
+/// Takes `sslmode` and `sslrootcert` out of the URL; the rest is tokio-postgres's.
+fn parse_url(url: &str) -> Result<(Config, MakeTlsConnector), DatabaseError> {
+    if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+        return Err(DatabaseError::Url("allowed is postgres://user:password@host:port/database".into()));
+    }
+    let (base, query) = url.split_once('?').unwrap_or((url, ""));
+    let mut verify = Verify::default();
+    let mut kept = Vec::new();
+    for option in query.split('&').filter(|option| !option.is_empty()) {
+        match option.split_once('=') {
+            Some(("sslmode", "verify-ca")) => {
+                verify.chain = true;
+                kept.push("sslmode=require");
+            }
+            Some(("sslmode", "verify-full")) => {
+                (verify.chain, verify.host) = (true, true);
+                kept.push("sslmode=require");
+            }
+            Some(("sslmode", "disable" | "prefer" | "require")) => kept.push(option),
+            Some(("sslmode", _)) => {
+                let allowed = "sslmode: allowed are disable, prefer, require, verify-ca, verify-full";
+                return Err(DatabaseError::Url(allowed.into()));
+            }
+            Some(("sslrootcert", path)) => {
+                verify.chain = true;
+                verify.roots = Some(percent_encoding::percent_decode_str(path).decode_utf8_lossy().into_owned());
+            }
+            _ => kept.push(option),
+        }
+    }
+    let config = format!("{base}?{}", kept.join("&")).parse().map_err(|error| DatabaseError::Url(whole(&error)))?;
+    let tls = connector(&verify).map_err(|error| DatabaseError::Url(format!("sslrootcert: {error}")))?;
+    Ok((config, tls))
+}
+
+fn connector(verify: &Verify) -> Result<MakeTlsConnector, openssl::error::ErrorStack> {
+    let mut builder = SslConnector::builder(SslMethod::tls_client())?;
+    builder.set_verify(if verify.chain { SslVerifyMode::PEER } else { SslVerifyMode::NONE });
+    if let Some(roots) = &verify.roots {
+        builder.set_ca_file(roots)?;
+    }
+    let mut connector = MakeTlsConnector::new(builder.build());
+    let host = verify.host;
+    connector.set_callback(move |connection, _| {
+        connection.set_verify_hostname(host);
+        Ok(())
+    });
+    Ok(connector)
+}
+
+/// An error with its causes: tokio-postgres keeps what the server said in the cause.
+fn whole(error: &tokio_postgres::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_postgres::config::SslMode;
+
+    use super::*;
+
+    fn mode(query: &str) -> Result<SslMode, String> {
+        let url = format!("postgres://me:hush-hush@127.0.0.1:1/db{query}");
+        parse_url(&url).map(|(config, _)| config.get_ssl_mode()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn sslmode_is_understood_as_by_libpq() {
+        for (query, expected) in [
+            ("", SslMode::Prefer),
+            ("?sslmode=disable", SslMode::Disable),
+            ("?connect_timeout=3&sslmode=prefer", SslMode::Prefer),
+            ("?sslmode=require&application_name=x", SslMode::Require),
+            ("?sslmode=verify-ca", SslMode::Require),
+            ("?sslmode=verify-full", SslMode::Require),
+        ] {
+            assert_eq!(mode(query), Ok(expected), "{query}");
+        }
+    }
+
+    #[test]
+    fn a_url_that_cannot_be_understood_is_an_error_without_its_password() {
+        for (query, expected) in [
+            ("?sslmode=allow", "sslmode: allowed are disable, prefer, require, verify-ca, verify-full"),
+            ("?sslcert=/x", "sslcert"),
+            ("?sslrootcert=/nowhere/ca.pem", "sslrootcert: "),
+            ("?connect_timeout=soon", "connect_timeout"),
+        ] {
+            let error = mode(query).unwrap_err();
+            assert!(error.starts_with("rules.database_url: ") && error.contains(expected), "{error}");
+            assert!(!error.contains("hush"), "{error}");
+        }
+        for url in
+            ["host=localhost password=hush-hush", "mysql://me:hush-hush@host/db", "postgres://me:hush-hush@host:x/db"]
+        {
+            let error = parse_url(url).err().unwrap().to_string();
+            assert!(!error.contains("hush"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_database_that_is_away_is_an_error_without_its_password() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let error = Database::connect(&format!("postgres://me:hush-hush@{closed}/db")).await.err().unwrap().to_string();
+        assert!(error.contains("Connection refused") && !error.contains("hush"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_database_that_accepts_and_says_nothing_is_given_up() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("postgres://me:hush-hush@{}/db", silent.local_addr().unwrap());
+        let error = Database::connect_within(Duration::from_millis(20), &url).await.err().unwrap().to_string();
+        assert_eq!(error, "no connection: no answer within 20ms");
+    }
+}

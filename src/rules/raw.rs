@@ -1,0 +1,405 @@
+//! A rule as a source wrote it, every field still text, and its judgement: the parts of a [`Rule`], or one sentence that
+//! says what is wrong and what is allowed. All bounds of a rule are here and in [`Limit::new`].
+
+use std::borrow::Cow;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{FailurePolicy, Mode, Rule, parse_refill};
+use crate::limiter::bucket::Limit;
+
+/// The longest id, in characters.
+const LONGEST_ID: usize = 64;
+
+/// The greatest number of shards.
+const MOST_SHARDS: i64 = 100;
+
+/// One entry of a source: for whom it is, as far as that can be told, and what it says.
+#[derive(Debug)]
+pub(super) struct Entry<'a> {
+    pub(super) tenant_id: Option<Cow<'a, str>>,
+    pub(super) route_id: Option<Cow<'a, str>>,
+    pub(super) terms: Result<Terms, String>,
+}
+
+/// A [`Rule`] without its ids.
+#[derive(Debug, PartialEq)]
+pub(super) struct Terms {
+    limit: Limit,
+    cost: Option<NonZeroU32>,
+    on_store_failure: Option<FailurePolicy>,
+    shards: u8,
+    mode: Mode,
+    enabled: bool,
+    comment: Option<Box<str>>,
+}
+
+impl Terms {
+    /// Names whom they are for.
+    pub(super) fn into_rule(self, tenant_id: Arc<str>, route_id: Arc<str>) -> Rule {
+        let Self { limit, cost, on_store_failure, shards, mode, enabled, comment } = self;
+        Rule { tenant_id, route_id, limit, cost, on_store_failure, shards, mode, enabled, comment }
+    }
+}
+
+/// The fields of a rule beside its ids; numbers and booleans as written, text without quotes.
+#[derive(Debug, Default)]
+pub(super) struct RawTerms<'a> {
+    pub(super) capacity: Option<&'a str>,
+    pub(super) refill_per_second: Option<&'a str>,
+    pub(super) refill: Option<Cow<'a, str>>,
+    pub(super) cost: Option<&'a str>,
+    pub(super) on_store_failure: Option<Cow<'a, str>>,
+    pub(super) shards: Option<&'a str>,
+    pub(super) mode: Option<Cow<'a, str>>,
+    pub(super) enabled: Option<&'a str>,
+    pub(super) comment: Option<Cow<'a, str>>,
+}
+
+impl RawTerms<'_> {
+    /// Judges them; the first fault in one sentence.
+    pub(super) fn judge(&self) -> Result<Terms, String> {
+        let capacity = self.capacity.ok_or("capacity is missing, allowed are integers from 1 to 2147483647")?;
+        let refill = self.refill()?;
+        let limit = Limit::new(integer("capacity", capacity, 1, i64::from(Limit::MAX))?, refill)
+            .map_err(|error| error.to_string())?;
+
+        let cost = match self.cost {
+            None => None,
+            Some(text) => {
+                let cost = integer("cost", text, 1, i64::from(Limit::MAX))?;
+                if cost > i64::from(limit.capacity()) {
+                    return Err(format!("cost is {cost}, allowed is at most the capacity, {}", limit.capacity()));
+                }
+                u32::try_from(cost).ok().and_then(NonZeroU32::new)
+            }
+        };
+        let on_store_failure = match self.on_store_failure.as_deref() {
+            None => None,
+            Some("local") => Some(FailurePolicy::Local),
+            Some("open") => Some(FailurePolicy::Open),
+            Some("closed") => Some(FailurePolicy::Closed),
+            Some(other) => {
+                return Err(format!(
+                    "on_store_failure is \"{}\", allowed are \"local\", \"open\", \"closed\"",
+                    shown(other)
+                ));
+            }
+        };
+        let mode = match self.mode.as_deref() {
+            None | Some("enforce") => Mode::Enforce,
+            Some("shadow") => Mode::Shadow,
+            Some(other) => {
+                return Err(format!("mode is \"{}\", allowed are \"enforce\", \"shadow\"", shown(other)));
+            }
+        };
+        let enabled = match self.enabled {
+            None | Some("true") => true,
+            Some("false") => false,
+            Some(other) => return Err(format!("enabled is {}, allowed are true, false", shown(other))),
+        };
+        let comment = self.comment.as_deref().map(Box::from);
+        Ok(Terms { limit, cost, on_store_failure, shards: self.shards()?, mode, enabled, comment })
+    }
+
+    /// Tokens per second, from whichever of the two fields is there.
+    fn refill(&self) -> Result<f64, String> {
+        match (self.refill_per_second, self.refill.as_deref()) {
+            (Some(text), None) => text.parse().map_err(|_| {
+                format!("refill_per_second is {}, allowed are numbers greater than 0 up to 2147483647", shown(text))
+            }),
+            (None, Some(text)) => parse_refill(text),
+            (None, None) => Err("neither refill_per_second nor refill is given, allowed is exactly one of them".into()),
+            (Some(_), Some(_)) => {
+                Err("both refill_per_second and refill are given, allowed is exactly one of them".into())
+            }
+        }
+    }
+
+    fn shards(&self) -> Result<u8, String> {
+        match self.shards.map(|text| integer("shards", text, 1, MOST_SHARDS)).transpose()? {
+            None | Some(1) => Ok(1),
+            Some(more) => Err(format!("shards is {more}: more than 1 is not available in this version, allowed is 1")),
+        }
+    }
+}
+
+/// Checks an id: `field` names it in the sentence about what is wrong.
+pub(super) fn check_id(field: &str, id: Option<&str>) -> Result<(), String> {
+    let problem = match id {
+        None => "is missing".to_owned(),
+        Some("") => "is empty".to_owned(),
+        Some(id) if id.chars().any(char::is_control) => "contains control characters".to_owned(),
+        // A character is at least one byte, so that most ids need no counting.
+        Some(id) if id.len() > LONGEST_ID && id.chars().count() > LONGEST_ID => {
+            format!("has {} characters", id.chars().count())
+        }
+        Some(_) => return Ok(()),
+    };
+    Err(format!("{field} {problem}, allowed are 1 to {LONGEST_ID} characters, none of them a control character"))
+}
+
+/// Text from a source, fit for one line of a message.
+pub(super) fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(LONGEST_ID).flat_map(char::escape_debug).collect();
+    if text.chars().nth(LONGEST_ID).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+fn integer(field: &str, text: &str, least: i64, most: i64) -> Result<i64, String> {
+    text.parse()
+        .ok()
+        .filter(|number| (least..=most).contains(number))
+        .ok_or_else(|| format!("{field} is {}, allowed are integers from {least} to {most}", shown(text)))
+}
+
+/// The shape of a rule in JSON. Values stay unparsed, so that each wrong type gets a sentence of its own.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JsonRule<'a> {
+    #[serde(borrow)]
+    tenant_id: Option<&'a RawValue>,
+    route_id: Option<&'a RawValue>,
+    capacity: Option<&'a RawValue>,
+    refill_per_second: Option<&'a RawValue>,
+    refill: Option<&'a RawValue>,
+    cost: Option<&'a RawValue>,
+    on_store_failure: Option<&'a RawValue>,
+    shards: Option<&'a RawValue>,
+    mode: Option<&'a RawValue>,
+    enabled: Option<&'a RawValue>,
+    comment: Option<&'a RawValue>,
+}
+
+/// What can be told of an object that is no rule, so that the message can name it.
+#[derive(Deserialize)]
+struct JsonIds<'a> {
+    #[serde(borrow)]
+    tenant_id: Option<&'a RawValue>,
+    route_id: Option<&'a RawValue>,
+}
+
+impl<'a> Entry<'a> {
+    /// Reads one JSON value.
+    pub(super) fn from_json(json: &'a str) -> Self {
+        if !json.starts_with('{') {
+            let problem = format!("{} is not a rule, allowed are JSON objects", shown(json));
+            return Self { tenant_id: None, route_id: None, terms: Err(problem) };
+        }
+        let rule: JsonRule<'a> = match serde_json::from_str(json) {
+            Ok(rule) => rule,
+            Err(error) => {
+                let ids = serde_json::from_str(json).unwrap_or(JsonIds { tenant_id: None, route_id: None });
+                let known = |id: Option<&'a RawValue>| id.and_then(|id| unquote(id.get()));
+                return Self {
+                    tenant_id: known(ids.tenant_id),
+                    route_id: known(ids.route_id),
+                    terms: Err(without_position(&error)),
+                };
+            }
+        };
+        let mut fault = None;
+        let mut text = |field: &str, value: Option<&'a RawValue>| {
+            let value = value?;
+            let text = unquote(value.get());
+            if text.is_none() && fault.is_none() {
+                fault = Some(format!("{field} is {}, allowed is text", shown(value.get())));
+            }
+            text
+        };
+        let (tenant_id, route_id) = (text("tenant_id", rule.tenant_id), text("route_id", rule.route_id));
+        let terms = RawTerms {
+            capacity: rule.capacity.map(RawValue::get),
+            refill_per_second: rule.refill_per_second.map(RawValue::get),
+            refill: text("refill", rule.refill),
+            cost: rule.cost.map(RawValue::get),
+            on_store_failure: text("on_store_failure", rule.on_store_failure),
+            shards: rule.shards.map(RawValue::get),
+            mode: text("mode", rule.mode),
+            enabled: rule.enabled.map(RawValue::get),
+            comment: text("comment", rule.comment),
+        };
+        let terms = match fault {
+            Some(fault) => Err(fault),
+            None => terms.judge(),
+        };
+        Self { tenant_id, route_id, terms }
+    }
+}
+
+/// The text of a JSON string, copied only where it contains escapes.
+pub(super) fn unquote(json: &str) -> Option<Cow<'_, str>> {
+    let inner = json.strip_prefix('"')?.strip_suffix('"')?;
+    if inner.contains('\\') { serde_json::from_str(json).ok().map(Cow::Owned) } else { Some(Cow::Borrowed(inner)) }
+}
+
+/// serde_json counts lines from the start of the value; the reader of a file knows the line in the file.
+pub(super) fn without_position(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rfind(" at line ") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(json: &str) -> String {
+        let entry = Entry::from_json(json);
+        for (field, id) in [("tenant_id", &entry.tenant_id), ("route_id", &entry.route_id)] {
+            if let (Err(problem), Ok(_)) = (check_id(field, id.as_deref()), &entry.terms) {
+                return problem;
+            }
+        }
+        entry.terms.expect_err(json)
+    }
+
+    fn with(fields: &str) -> String {
+        format!(r#"{{"tenant_id": "a", "route_id": "b", {fields}}}"#)
+    }
+
+    #[test]
+    fn reads_every_field() {
+        let entry = Entry::from_json(
+            r#"{"tenant_id": "caf\u00e9", "route_id": "*", "capacity": 200, "refill": "30/min", "cost": 3,
+                "on_store_failure": "closed", "shards": 1, "mode": "shadow", "enabled": false, "comment": "why"}"#,
+        );
+        assert_eq!(entry.tenant_id.as_deref(), Some("café"));
+        let rule = entry.terms.unwrap().into_rule("café".into(), "*".into());
+        assert_eq!(rule.limit, Limit::new(200, 0.5).unwrap());
+        assert_eq!(rule.cost, NonZeroU32::new(3));
+        assert_eq!(rule.on_store_failure, Some(FailurePolicy::Closed));
+        assert_eq!((rule.shards, rule.mode, rule.enabled), (1, Mode::Shadow, false));
+        assert_eq!(rule.comment.as_deref(), Some("why"));
+    }
+
+    #[test]
+    fn absent_and_null_fields_take_their_defaults() {
+        let json = with(r#""capacity": 2, "refill_per_second": 0.1, "cost": null, "comment": null"#);
+        let rule = Entry::from_json(&json).terms.unwrap().into_rule("a".into(), "b".into());
+        assert_eq!((rule.cost, rule.on_store_failure, rule.comment), (None, None, None));
+        assert_eq!((rule.shards, rule.mode, rule.enabled), (1, Mode::Enforce, true));
+    }
+
+    #[test]
+    fn every_fault_says_what_is_wrong_and_what_is_allowed() {
+        let integers = "allowed are integers from 1 to 2147483647";
+        for (fields, expected) in [
+            (r#""capacity": 0, "refill_per_second": 1"#, format!("capacity is 0, {integers}")),
+            (r#""capacity": -5, "refill_per_second": 1"#, format!("capacity is -5, {integers}")),
+            (r#""capacity": "9", "refill_per_second": 1"#, format!("capacity is \\\"9\\\", {integers}")),
+            (r#""capacity": 2147483648, "refill_per_second": 1"#, format!("capacity is 2147483648, {integers}")),
+            (
+                r#""capacity": 99999999999999999999, "refill_per_second": 1"#,
+                format!("capacity is 99999999999999999999, {integers}"),
+            ),
+            (r#""capacity": 2.5, "refill_per_second": 1"#, format!("capacity is 2.5, {integers}")),
+            (r#""capacity": true, "refill_per_second": 1"#, format!("capacity is true, {integers}")),
+            (r#""refill_per_second": 1"#, format!("capacity is missing, {integers}")),
+            (
+                r#""capacity": 9, "refill_per_second": 0"#,
+                "refill is 0 tokens per second, allowed is more than 0 up to 2147483647".into(),
+            ),
+            (
+                r#""capacity": 9, "refill_per_second": -1"#,
+                "refill is -1 tokens per second, allowed is more than 0 up to 2147483647".into(),
+            ),
+            (
+                r#""capacity": 9, "refill_per_second": "1""#,
+                "refill_per_second is \\\"1\\\", allowed are numbers greater than 0 up to 2147483647".into(),
+            ),
+            (
+                r#""capacity": 9, "refill": "1/fortnight""#,
+                "\"1/fortnight\" is not a refill, allowed are \"100/s\", \"100/min\", \"5000/h\", \"10000/day\"".into(),
+            ),
+            (r#""capacity": 9, "refill": 5"#, "refill is 5, allowed is text".into()),
+            (
+                r#""capacity": 9"#,
+                "neither refill_per_second nor refill is given, allowed is exactly one of them".into(),
+            ),
+            (
+                r#""capacity": 9, "refill_per_second": 1, "refill": "1/s""#,
+                "both refill_per_second and refill are given, allowed is exactly one of them".into(),
+            ),
+            (
+                r#""capacity": 9, "refill_per_second": 1, "cost": 10"#,
+                "cost is 10, allowed is at most the capacity, 9".into(),
+            ),
+            (r#""capacity": 9, "refill_per_second": 1, "cost": 0"#, format!("cost is 0, {integers}")),
+            (
+                r#""capacity": 9, "refill_per_second": 1, "shards": 0"#,
+                "shards is 0, allowed are integers from 1 to 100".into(),
+            ),
+            (
+                r#""capacity": 9, "refill_per_second": 1, "shards": 4"#,
+                "shards is 4: more than 1 is not available in this version, allowed is 1".into(),
+            ),
+            (
+                r#""capacity": 9, "refill_per_second": 1, "mode": "off""#,
+                "mode is \"off\", allowed are \"enforce\", \"shadow\"".into(),
+            ),
+            (
+                r#""capacity": 9, "refill_per_second": 1, "on_store_failure": "panic""#,
+                "on_store_failure is \"panic\", allowed are \"local\", \"open\", \"closed\"".into(),
+            ),
+            (
+                r#""capacity": 9, "refill_per_second": 1, "enabled": "yes""#,
+                "enabled is \\\"yes\\\", allowed are true, false".into(),
+            ),
+        ] {
+            assert_eq!(fault(&with(fields)), expected, "{fields}");
+        }
+    }
+
+    #[test]
+    fn a_refill_that_takes_longer_than_a_year_is_refused() {
+        assert!(fault(&with(r#""capacity": 2147483647, "refill_per_second": 1"#)).contains("longer than a year"));
+    }
+
+    #[test]
+    fn a_misspelt_field_is_named_and_the_rule_too() {
+        let json = with(r#""capasity": 5, "refill_per_second": 1"#);
+        let entry = Entry::from_json(&json);
+        assert_eq!((entry.tenant_id.as_deref(), entry.route_id.as_deref()), (Some("a"), Some("b")));
+        let fault = entry.terms.unwrap_err();
+        assert!(fault.starts_with("unknown field `capasity`, expected one of"), "{fault}");
+        assert!(!fault.contains("line"), "{fault}");
+    }
+
+    #[test]
+    fn ids_are_checked() {
+        let terms = r#""capacity": 5, "refill_per_second": 1"#;
+        for (ids, expected) in [
+            (r#""route_id": "b""#, "tenant_id is missing"),
+            (r#""tenant_id": "", "route_id": "b""#, "tenant_id is empty"),
+            (r#""tenant_id": "a\u0007", "route_id": "b""#, "tenant_id contains control characters"),
+            (r#""tenant_id": 5, "route_id": "b""#, "tenant_id is 5, allowed is text"),
+        ] {
+            let fault = fault(&format!("{{{ids}, {terms}}}"));
+            assert!(fault.starts_with(expected), "{ids}: {fault}");
+        }
+        assert!(check_id("route_id", Some(&"é".repeat(64))).is_ok());
+        assert!(check_id("route_id", Some(&"é".repeat(65))).unwrap_err().starts_with("route_id has 65 characters"));
+    }
+
+    #[test]
+    fn what_is_no_object_is_a_fault() {
+        for json in ["5", "null", "[]", r#""text""#] {
+            let fault = Entry::from_json(json).terms.unwrap_err();
+            assert_eq!(fault, format!("{} is not a rule, allowed are JSON objects", shown(json)));
+        }
+    }
+
+    #[test]
+    fn messages_stay_on_one_short_line() {
+        let fault = fault(&with(&format!(r#""capacity": ["{}"], "refill_per_second": 1"#, "x\n".repeat(500))));
+        assert!(fault.len() < 250 && !fault.contains('\n'), "{fault}");
+    }
+}

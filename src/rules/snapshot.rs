@@ -1,0 +1,135 @@
+//! The last good rules on disk, in the format of `rules.json`.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::{FailurePolicy, Mode, Rule, RuleSet};
+
+/// A rule as `rules.json` has it, without the fields that have their default.
+#[derive(Serialize)]
+struct Line<'a> {
+    tenant_id: &'a str,
+    route_id: &'a str,
+    capacity: u32,
+    refill_per_second: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    on_store_failure: Option<FailurePolicy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shards: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<Mode>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    enabled: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    comment: Option<&'a str>,
+}
+
+impl<'a> From<&'a Rule> for Line<'a> {
+    fn from(rule: &'a Rule) -> Self {
+        Self {
+            tenant_id: &rule.tenant_id,
+            route_id: &rule.route_id,
+            capacity: rule.limit.capacity(),
+            refill_per_second: rule.limit.refill_per_second(),
+            cost: rule.cost.map(Into::into),
+            on_store_failure: rule.on_store_failure,
+            shards: (rule.shards != 1).then_some(rule.shards),
+            mode: (rule.mode != Mode::Enforce).then_some(rule.mode),
+            enabled: (!rule.enabled).then_some(false),
+            comment: rule.comment.as_deref(),
+        }
+    }
+}
+
+/// Writes the rules so that at any moment, also after a crash, the file is either the old one or the new one.
+pub(super) fn write(path: &Path, set: &RuleSet) -> io::Result<()> {
+    let mut name = path.file_name().ok_or_else(|| io::Error::other("the path names no file"))?.to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let written = write_temporary(&temporary, set).and_then(|()| std::fs::rename(&temporary, path));
+    if written.is_err() {
+        // What is left of it would only mislead; that it may not exist is no second fault.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    written?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder)?.sync_all()
+}
+
+fn write_temporary(path: &Path, set: &RuleSet) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    let mut out = BufWriter::new(file);
+    out.write_all(b"[")?;
+    for (index, rule) in set.iter().enumerate() {
+        out.write_all(if index == 0 { b"\n" } else { b",\n" })?;
+        serde_json::to_writer(&mut out, &Line::from(&**rule))?;
+    }
+    out.write_all(b"\n]\n")?;
+    out.into_inner()?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::rules::file::read_rules;
+    use crate::rules::merge::Merge;
+    use crate::rules::report::Rejected;
+
+    fn read(path: &Path) -> RuleSet {
+        let default: Rule = crate::rules::raw::Entry::from_json(r#"{"capacity": 1, "refill_per_second": 1}"#)
+            .terms
+            .unwrap()
+            .into_rule("*".into(), "*".into());
+        let mut merge = Merge::new(Arc::new(RuleSet::new(Arc::new(default), [])), Rejected::default());
+        read_rules(path, &mut merge).unwrap();
+        let merged = merge.finish();
+        assert_eq!(merged.rejected.faults, [] as [String; 0]);
+        merged.set
+    }
+
+    #[test]
+    fn what_is_written_reads_back_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, copy) = (folder.path().join("rules.json"), folder.path().join("copy.json"));
+        let rules = r#"[
+            {"tenant_id": "a", "route_id": "r", "capacity": 5, "refill": "10000/day"},
+            {"tenant_id": "b \"quoted\"", "route_id": "*", "capacity": 2147483647, "refill_per_second": 1e9, "cost": 7,
+             "on_store_failure": "closed", "mode": "shadow", "enabled": false, "comment": "line\nbreak"}]"#;
+        std::fs::write(&source, rules).unwrap();
+        let before = read(&source);
+        write(&copy, &before).unwrap();
+        let after = read(&copy);
+        assert_eq!(after.len(), 2);
+        for rule in before.iter() {
+            assert_eq!(after.get(&rule.tenant_id, &rule.route_id), Some(rule));
+        }
+        assert_eq!(std::fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "no temporary file is left");
+    }
+
+    #[test]
+    fn a_set_without_rules_is_an_empty_array() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rules.json");
+        std::fs::write(&path, "[]").unwrap();
+        write(&path, &read(&path)).unwrap();
+        assert!(read(&path).is_empty());
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("rules.json"), "[]").unwrap();
+        let set = read(&folder.path().join("rules.json"));
+        assert!(write(&folder.path().join("missing/rules.json"), &set).is_err());
+    }
+}
