@@ -14,10 +14,10 @@ use crate::config::{Secret, Settings};
 use crate::explain::{Explainer, Query};
 use crate::limiter::{Limiter, StoreState};
 use crate::metrics;
-use crate::rules::Rules;
-use crate::rules::keys::Keys;
 use crate::rules::Loader;
+use crate::rules::Rules;
 use crate::rules::Status;
+use crate::rules::keys::Keys;
 
 /// The admin listener.
 #[derive(Debug)]
@@ -172,8 +172,7 @@ fn response(status: StatusCode, content_type: &'static str, body: Vec<u8>) -> Re
 impl ServeHttp for Admin {
     async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
         let request = session.req_header();
-        let mut answer =
-            self.answer(&request.method, request.uri.path(), request.uri.query(), &request.headers);
+        let mut answer = self.answer(&request.method, request.uri.path(), request.uri.query(), &request.headers);
         let length = answer.body().len();
         answer.headers_mut().insert(header::CONTENT_LENGTH, length.into());
         if request.method == Method::HEAD {

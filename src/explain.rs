@@ -87,16 +87,24 @@ impl Explainer {
         let mut headers = query.headers.clone();
         if let Some(key) = &query.api_key {
             let value = HeaderValue::from_bytes(key.as_bytes());
-            headers.insert(&self.header, value.map_err(|_| Problem::BadRequest("the API key is no header's value".into()))?);
+            headers.insert(
+                &self.header,
+                value.map_err(|_| Problem::BadRequest("the API key is no header's value".into()))?,
+            );
         }
         let tenant = self.identity.tenant(&headers)?;
         answer["tenant"] = json!(tenant.id());
         let rules = self.rules.load();
         let resolved = rules.resolve(tenant.id(), &route.id);
-        let chain: Vec<Value> = rules.chain(tenant.id(), &route.id).into_iter().flatten().map(|rule| link(rule)).collect();
+        let chain: Vec<Value> =
+            rules.chain(tenant.id(), &route.id).into_iter().flatten().map(|rule| link(rule)).collect();
         let limits = [Some(resolved.enforce), resolved.shadow];
         let limit = |rule: &Arc<Rule>| {
-            let why = if Arc::ptr_eq(rule, rules.default_rule()) { "no rule applies; limiter.default_rule" } else { why(rule) };
+            let why = if Arc::ptr_eq(rule, rules.default_rule()) {
+                "no rule applies; limiter.default_rule"
+            } else {
+                why(rule)
+            };
             self.limit(tenant.id(), route, rule, why)
         };
         answer["limits"] = limits.into_iter().flatten().map(limit).collect();

@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use crate::bucket;
 use crate::bucket::{Call, Demand, Limit, Reply, Report};
 use crate::clock::Clock;
+use crate::config;
 use crate::key::KeyRef;
 use crate::rules::FailurePolicy;
-use crate::store::redis::Link;
+use crate::store::memory::MemoryStore;
+use crate::store::redis::{self, Driver, Link};
 use crate::store::{AnyStore, Store};
 use fallback::Fallback;
 
@@ -115,11 +117,25 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A limiter over `store`. While the store is away it enforces one share in `instances` of each limit, for at most
-    /// `max_keys` keys.
-    pub fn new(store: AnyStore, instances: u32, max_keys: usize, clock: Clock) -> Self {
-        let fallback = Fallback::new(instances, max_keys, clock.clone());
-        Self { store, fallback, clock, last_fallback: AtomicU64::new(0) }
+    /// A limiter over the store that the settings name, and the driver that has to run for it if that is a shared one.
+    /// While a shared store is away, the limiter enforces one share in `instances` of each limit.
+    ///
+    /// # Errors
+    /// When `store.url` is not one of Redis.
+    pub fn new(
+        store: &config::Store,
+        settings: &config::Limiter,
+        clock: Clock,
+    ) -> Result<(Self, Option<Driver>), ::redis::RedisError> {
+        let (store, driver) = match &store.url {
+            None => (AnyStore::Memory(MemoryStore::new(settings.max_keys, clock.clone())), None),
+            Some(url) => {
+                let (store, driver) = redis::connect(store, &url.0)?;
+                (AnyStore::Redis(store), Some(driver))
+            }
+        };
+        let fallback = Fallback::new(settings.instances, settings.max_keys, clock.clone());
+        Ok((Self { store, fallback, clock, last_fallback: AtomicU64::new(0) }, driver))
     }
 
     /// Takes the tokens of one request, or says why not. Never waits longer than `store.timeout`.

@@ -177,9 +177,16 @@ pub fn text() -> Result<String, prometheus::Error> {
 
 /// Registers every series, so that each is exported from the first scrape.
 pub fn register() {
-    for gauge in
-        [&STORE_CONNECTED, &DEGRADED, &KEYS_TRACKED, &KEYS_FORGOTTEN, &GATEWAYS_LIVE, &RULES_LOADED, &RULES_REJECTED, &RULES_AGE]
-    {
+    for gauge in [
+        &STORE_CONNECTED,
+        &DEGRADED,
+        &KEYS_TRACKED,
+        &KEYS_FORGOTTEN,
+        &GATEWAYS_LIVE,
+        &RULES_LOADED,
+        &RULES_REJECTED,
+        &RULES_AGE,
+    ] {
         Lazy::force(gauge);
     }
     for counters in [&DECISIONS, &STORE_CALLS, &RULES_RELOADS, &REQUESTS, &UPSTREAM_FAILURES] {

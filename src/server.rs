@@ -25,10 +25,8 @@ use crate::explain::Explainer;
 use crate::gateway::{Gateway, GatewayError};
 use crate::limiter::Limiter;
 use crate::metrics;
-use crate::rules::Loader;
 use crate::rules::LoadError;
-use crate::store::memory::MemoryStore;
-use crate::store::{AnyStore, redis};
+use crate::rules::Loader;
 
 /// An idle HTTP/2 client connection is closed after this; Pingora's default is never.
 const H2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -90,18 +88,11 @@ impl StartError {
 /// When it cannot start.
 pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     metrics::register();
-    let loader = Loader::new(&settings.rules, &settings.limiter.default_rule, &settings.identity.mode, &settings.routes);
+    let loader =
+        Loader::new(&settings.rules, &settings.limiter.default_rule, &settings.identity.mode, &settings.routes);
     loader.initial_load()?;
 
-    let clock = Clock::monotonic();
-    let (store, driver) = match &settings.store.url {
-        None => (AnyStore::Memory(MemoryStore::new(settings.limiter.max_keys, clock.clone())), None),
-        Some(url) => {
-            let (store, driver) = redis::connect(&settings.store, &url.0)?;
-            (AnyStore::Redis(store), Some(driver))
-        }
-    };
-    let limiter = Limiter::new(store, settings.limiter.instances, settings.limiter.max_keys, clock);
+    let (limiter, driver) = Limiter::new(&settings.store, &settings.limiter, Clock::monotonic())?;
     let limiter = Arc::new(limiter);
     let (gateway, upkeep) =
         Gateway::new(&settings, Arc::clone(loader.rules()), Arc::clone(loader.keys()), Arc::clone(&limiter))?;
@@ -164,7 +155,7 @@ fn exit_without_listeners() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         report(panic);
-        let message = panic.payload_as_str().unwrap_or_default();
+        let message = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
         if message.contains("Failed to build listeners") {
             eprintln!("cannot listen: {message}");
             exit(NOT_STARTED);

@@ -1,6 +1,8 @@
 //! The phases of a request against a gateway in this process, over real sockets: what clients and upstreams see when all
 //! is well, and when one of them misbehaves.
 
+#![allow(clippy::unwrap_used, missing_docs)]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -18,8 +20,6 @@ use sekisho::gateway::Gateway;
 use sekisho::limiter::Limiter;
 use sekisho::rules::keys::Keys;
 use sekisho::rules::{FailurePolicy, Mode, Rule, Rules};
-use sekisho::store::AnyStore;
-use sekisho::store::memory::MemoryStore;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -73,8 +73,7 @@ fn gateway(servers: &[SocketAddr]) -> Running {
         ],
         [("echo".to_owned(), config::Upstream::Echo), ("up".to_owned(), config::Upstream::Pool(pool))],
     );
-    let limiter =
-        Limiter::new(AnyStore::Memory(MemoryStore::new(1000, Clock::monotonic())), 1, 1000, Clock::monotonic());
+    let (limiter, _) = Limiter::new(&settings.store, &settings.limiter, Clock::monotonic()).unwrap();
     let rules = Arc::new(Rules::new(settings.limiter.default_rule.clone()));
     let (gateway, _upkeep) = Gateway::new(&settings, rules, Arc::new(Keys::default()), Arc::new(limiter)).unwrap();
     let in_flight = gateway.in_flight();

@@ -27,7 +27,8 @@ fn redis_settings(url: &str) -> config::Store {
 
 /// A store in Redis, connected; its driver runs on the current runtime.
 async fn shared() -> AnyStore {
-    let url = std::env::var("SEKISHO_TEST_REDIS_URL").expect("a Redis at SEKISHO_TEST_REDIS_URL: run through `make test`");
+    let url =
+        std::env::var("SEKISHO_TEST_REDIS_URL").expect("a Redis at SEKISHO_TEST_REDIS_URL: run through `make test`");
     let (store, driver) = redis::connect(&redis_settings(&url), &url).unwrap();
     tokio::spawn(driver.run());
     let connected = async {

@@ -61,11 +61,11 @@ impl Driver {
                     info!("connected to the store");
                     backoff = BACKOFF_FIRST;
                     tokio::select! {
-                        lost = self.serve(connection, &mut broken) => match lost {
-                            Some(lost) => lost,
-                            None => return,
-                        },
-                            }
+                    lost = self.serve(connection, &mut broken) => match lost {
+                        Some(lost) => lost,
+                        None => return,
+                    },
+                        }
                 }
                 Err(error) => error.to_string(),
             };
