@@ -10,7 +10,7 @@ pub mod route;
 pub mod stamp;
 pub mod upstream;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -270,14 +270,9 @@ impl ProxyHttp for Gateway {
         let Some(pool) = self.pool(ctx) else {
             return Err(Error::explain(ErrorType::InternalError, "a request without route reached its upstream"));
         };
-        // After a failed connection the next server has been chosen already; otherwise this is the first attempt, or
-        // one more over another connection.
-        let next = match ctx.attempts {
-            0 => None,
-            _ => ctx.choice.take(),
-        };
         ctx.attempts += 1;
-        let Some(choice) = next.or_else(|| pool.choose(&session.req_header().headers, None)) else {
+        // After a failed connection the next server has been chosen already.
+        let Some(choice) = ctx.choice.take().or_else(|| pool.choose(&session.req_header().headers, None)) else {
             metrics::upstream_failure(pool.name(), "no_server");
             return Err(Error::create(
                 ErrorType::ConnectNoRoute,
@@ -306,7 +301,7 @@ impl ProxyHttp for Gateway {
     }
 
     fn fail_to_connect(&self, session: &mut Session, _peer: &HttpPeer, ctx: &mut Ctx, mut e: Box<Error>) -> Box<Error> {
-        let failed: Option<SocketAddr> = ctx.choice.take().map(|choice| choice.address);
+        let failed = ctx.choice.take().map(|choice| choice.address);
         if let Some(pool) = self.pool(ctx) {
             metrics::upstream_failure(pool.name(), failure_kind(&e));
             // Nothing has been sent: any method may go to another server, if there is one.
