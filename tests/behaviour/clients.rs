@@ -156,3 +156,27 @@ async fn clients_that_leave_harm_nobody_else() {
     assert_eq!(gateway.get("/orders", "shop-a").await.status, 200);
     assert_eq!(gateway.metric("sekisho_upstream_failures_total", &[]).await, 0.0, "{}", gateway.metrics().await);
 }
+
+#[tokio::test]
+async fn a_request_shorter_than_the_preface_of_http2_is_answered() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(1, HARDLY).start().await;
+    let start = Instant::now();
+    for check in ["GET / HTTP/1.0\r\n\r\n", "OPTIONS / HTTP/1.0\r\n\r\n", "PUT / HTTP/1.0\r\n\r\n"] {
+        assert_eq!(crate::support::send(gateway.address, check.as_bytes()).await.status, 404, "{check:?}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_request_that_comes_byte_by_byte_is_answered() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(5, HARDLY).start().await;
+    let mut connection = Connection::open(gateway.address).await;
+    for method in ["POST", "PUT", "GET"] {
+        for byte in request(method, "/orders", &[("X-Api-Key", "shop-a"), ("Content-Length", "0")]) {
+            connection.write(&[byte]).await;
+        }
+        assert_eq!(connection.read(false).await.unwrap().status, 200);
+    }
+}
