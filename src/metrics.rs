@@ -27,8 +27,7 @@ static DECISION_SECONDS: Lazy<HistogramVec> = Lazy::new(|| {
 });
 static STORE_CALLS: Lazy<IntCounterVec> =
     Lazy::new(|| counters(opts!("sekisho_store_calls_total", "Calls to the shared store"), &["result"]));
-/// Time of a call to the shared store, as the request saw it.
-pub static STORE_CALL_SECONDS: Lazy<Histogram> = Lazy::new(|| {
+static STORE_CALL_SECONDS: Lazy<Histogram> = Lazy::new(|| {
     let opts = histogram_opts!("sekisho_store_call_seconds", "Time of a store call", DECISION_BUCKETS.to_vec());
     registered(Histogram::with_opts(opts))
 });
@@ -78,11 +77,14 @@ pub enum StoreCall {
     Rejected,
 }
 
-/// Counts one call to the shared store.
-pub fn store_call(result: StoreCall) {
+/// Counts one call to the shared store, which took so many seconds from the queue to its reply.
+pub fn store_call(result: StoreCall, seconds: f64) {
     static HANDLES: Lazy<[IntCounter; 4]> =
         Lazy::new(|| ["ok", "timeout", "error", "rejected"].map(|result| STORE_CALLS.with_label_values(&[result])));
     HANDLES[result as usize].inc();
+    if result != StoreCall::Rejected {
+        STORE_CALL_SECONDS.observe(seconds);
+    }
 }
 
 /// Sets how often the rules were read, as (good, failed), in the order of [`Source::ALL`](crate::rules::Source).
