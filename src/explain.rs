@@ -12,8 +12,9 @@ use crate::gateway::path::normalise;
 use crate::gateway::reply::Problem;
 use crate::gateway::route::{RouteError, RouteRef, Router};
 use crate::key::KeyRef;
+use crate::rule::{FailurePolicy, Mode, Rule};
+use crate::rules::Rules;
 use crate::rules::keys::Keys;
-use crate::rules::{FailurePolicy, Mode, Rule, Rules};
 
 /// Answers from the same parts as the gateway.
 #[derive(Debug)]

@@ -31,8 +31,9 @@ use self::upstream::{Choice, InFlight, Pool, Upkeep, Upstream, UpstreamError, Up
 use crate::config::Settings;
 use crate::limiter::{Check, Limiter, Outcome};
 use crate::metrics::{self, RouteMetrics};
+use crate::rule::{FailurePolicy, Rule};
+use crate::rules::Rules;
 use crate::rules::keys::Keys;
-use crate::rules::{FailurePolicy, Rule, Rules};
 
 /// How long a client may keep a connection without a request, in seconds. Pingora's own default ends with the first
 /// request: from then on it waits for ever.
@@ -72,14 +73,14 @@ struct Destination {
     metrics: RouteMetrics,
 }
 
-/// The proxy.
-#[derive(Debug)]
+/// The proxy; clones share everything.
+#[derive(Clone, Debug)]
 pub struct Gateway {
-    router: Router,
+    router: Arc<Router>,
     /// By [`RouteRef::index`].
-    destinations: Vec<Destination>,
-    unrouted: RouteMetrics,
-    identity: Identity,
+    destinations: Arc<[Destination]>,
+    unrouted: Arc<RouteMetrics>,
+    identity: Arc<Identity>,
     rules: Arc<Rules>,
     limiter: Arc<Limiter>,
     on_store_failure: FailurePolicy,
@@ -109,9 +110,9 @@ impl Gateway {
         };
         let gateway = Self {
             destinations: router.routes().iter().map(destination).collect::<Result<_, _>>()?,
-            unrouted: RouteMetrics::new(""),
-            router,
-            identity: Identity::new(settings.identity.clone(), keys),
+            unrouted: Arc::new(RouteMetrics::new("")),
+            router: Arc::new(router),
+            identity: Arc::new(Identity::new(settings.identity.clone(), keys)),
             rules,
             limiter,
             on_store_failure: settings.limiter.on_store_failure,

@@ -11,12 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use crate::bucket;
 use crate::bucket::{Call, Demand, Limit, Reply, Report};
 use crate::clock::Clock;
 use crate::config;
 use crate::key::KeyRef;
-use crate::rules::FailurePolicy;
+use crate::rule::FailurePolicy;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, Driver, Link, RedisStore};
@@ -229,9 +228,21 @@ impl Limiter {
     fn without_store(&self, check: &Check<'_>) -> Decision {
         self.last_fallback.store(self.clock.now().max(1), Ordering::Relaxed);
         match check.on_store_failure {
-            FailurePolicy::Local => self.fallback.decide(check),
+            FailurePolicy::Local => self.fallback.decide(check, self.news(check)),
             FailurePolicy::Open => Decision { outcome: Outcome::Allowed, source: Source::Open, quota: None },
             FailurePolicy::Closed => Decision { outcome: Outcome::Unavailable, source: Source::Closed, quota: None },
+        }
+    }
+
+    /// Tokens that the store reported for a check's bucket since this was last asked.
+    fn news(&self, check: &Check<'_>) -> Option<u32> {
+        let Buckets::Leased(leases) = &self.buckets else { return None };
+        match check.shards {
+            0 | 1 => leases.news(check.key(None)),
+            shards => {
+                let tokens = leases.news(check.key(Some(self.first_shard % shards)))?;
+                Some(tokens.saturating_mul(u32::from(shards)))
+            }
         }
     }
 

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sekisho::bucket::Limit;
 use sekisho::config::{self, IdentityMode, Secret};
-use sekisho::limiter::bucket::Limit;
 use sekisho::rules::{Loader, Mode, Rule, Source};
 use tempfile::TempDir;
 use tokio::sync::{Notify, watch};

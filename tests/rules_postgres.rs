@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use sekisho::bucket::Limit;
 use sekisho::config::{self, IdentityMode, Secret};
-use sekisho::limiter::bucket::Limit;
 use sekisho::rules::{FailurePolicy, Loader, Mode, Rule, Source};
 use tokio_postgres::{Client, NoTls};
 

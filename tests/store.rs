@@ -10,8 +10,22 @@ use sekisho::clock::Clock;
 use sekisho::config::{self, Secret};
 use sekisho::key::KeyRef;
 use sekisho::store::memory::MemoryStore;
-use sekisho::store::redis::{self, Link};
-use sekisho::store::Store;
+use sekisho::store::redis::{self, Link, RedisStore};
+use sekisho::store::{Store, StoreError};
+
+enum AnyStore {
+    Memory(MemoryStore),
+    Redis(RedisStore),
+}
+
+impl AnyStore {
+    async fn call(&self, key: KeyRef<'_>, call: &Call<'_>) -> Result<Reply, StoreError> {
+        match self {
+            Self::Memory(store) => store.call(key, call).await,
+            Self::Redis(store) => store.call(key, call).await,
+        }
+    }
+}
 
 fn memory() -> AnyStore {
     AnyStore::Memory(MemoryStore::new(10_000, Clock::monotonic()))

@@ -269,9 +269,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limiter::bucket::Limit;
+    use crate::bucket::Limit;
     use crate::limiter::{Decision, Quota, Source};
-    use crate::rules::{Mode, Rule};
+    use crate::rule::{Mode, Rule};
 
     fn verdict(outcome: Outcome, quota: Option<Quota>) -> Verdict {
         let rule = Rule {

@@ -60,6 +60,8 @@ pub(super) struct Lease {
     last_use: u64,
     /// Whole tokens in the bucket, when it last replied.
     tokens: u32,
+    /// Nobody has asked for that yet.
+    news: bool,
     /// The stash goes back with the next call.
     giving_back: bool,
     /// It stands in the list of keys with tokens out.
@@ -121,6 +123,7 @@ impl Lease {
             wanted: 0,
             last_use: 0,
             tokens: limit.capacity(),
+            news: false,
             giving_back: false,
             listed: false,
             calling: None,
@@ -206,6 +209,7 @@ impl Lease {
         let reply = reply?;
         let Calling { sent, asked, mut waiting, .. } = *calling;
         self.tokens = reply.tokens.min(self.limit.capacity());
+        self.news = true;
         if !reply.stash_known {
             (self.stash, self.used) = (0, 0);
         }
@@ -301,6 +305,11 @@ impl Lease {
     pub(super) fn stays_listed(&mut self, now: u64) -> bool {
         self.listed = self.is_out(now) || self.calling.is_some();
         self.listed
+    }
+
+    /// Tokens that the bucket reported since this was last asked.
+    pub(super) fn news(&mut self) -> Option<u32> {
+        std::mem::take(&mut self.news).then_some(self.tokens)
     }
 
     /// The rule that applies.

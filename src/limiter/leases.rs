@@ -60,6 +60,11 @@ impl Leases {
         (self.ledger.len(), self.ledger.forgotten())
     }
 
+    /// Tokens that the store reported for a key since this was last asked.
+    pub(super) fn news(&self, key: KeyRef<'_>) -> Option<u32> {
+        self.ledger.find(key, Lease::news)?
+    }
+
     /// Whole tokens that this gateway thinks are left for a key; `None` if it knows nothing.
     pub(super) fn glimpse(&self, key: KeyRef<'_>) -> Option<u32> {
         let now = self.clock.now();

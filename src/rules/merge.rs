@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::raw::{Entry, check_id, shown};
+use super::raw::{Entry, check_id};
 use super::report::Rejected;
 use super::set::{Building, RuleSet};
+use crate::rule::shown;
 
 /// Where an entry was read.
 #[derive(Clone, Copy, Debug)]

@@ -86,6 +86,7 @@ struct Found {
     simple: bool,
     /// In more than 50 ms. Smaller buckets lose more: while a lease of half of one is out, unreported, it cannot refill.
     fills_slowly: bool,
+    #[allow(dead_code, reason = "shown when a run fails")]
     setting: String,
 }
 
@@ -345,6 +346,7 @@ fn run(seed: u64) -> Found {
     judge(world, scene, (old, new), at, end, step, &all, simple && !with_edges)
 }
 
+#[allow(clippy::too_many_arguments, reason = "all that a run was made of")]
 fn judge(
     world: World,
     scene: Scene,
