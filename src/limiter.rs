@@ -228,22 +228,23 @@ impl Limiter {
     fn without_store(&self, check: &Check<'_>) -> Decision {
         self.last_fallback.store(self.clock.now().max(1), Ordering::Relaxed);
         match check.on_store_failure {
-            FailurePolicy::Local => self.fallback.decide(check, self.news(check)),
+            FailurePolicy::Local => self.by_share(check),
             FailurePolicy::Open => Decision { outcome: Outcome::Allowed, source: Source::Open, quota: None },
             FailurePolicy::Closed => Decision { outcome: Outcome::Unavailable, source: Source::Closed, quota: None },
         }
     }
 
-    /// Tokens that the store reported for a check's bucket since this was last asked.
-    fn news(&self, check: &Check<'_>) -> Option<u32> {
-        let Buckets::Leased(leases) = &self.buckets else { return None };
-        match check.shards {
-            0 | 1 => leases.news(check.key(None)),
-            shards => {
-                let tokens = leases.news(check.key(Some(self.first_shard % shards)))?;
-                Some(tokens.saturating_mul(u32::from(shards)))
-            }
+    /// By this gateway's share, which goes on from what the store last said, and is told to the store when it answers.
+    fn by_share(&self, check: &Check<'_>) -> Decision {
+        let Buckets::Leased(leases) = &self.buckets else { return self.fallback.decide(check, None) };
+        let shards = check.shards.max(1);
+        let key = check.key((shards > 1).then(|| self.first_shard % shards));
+        let news = leases.news(key).map(|tokens| tokens.saturating_mul(u32::from(shards)));
+        let decision = self.fallback.decide(check, news);
+        if decision.outcome == Outcome::Allowed {
+            leases.owe(key, check.cost, decision.quota.map_or(check.cost, |quota| quota.capacity));
         }
+        decision
     }
 
     /// Whether a decision was made without the store in the last seconds.

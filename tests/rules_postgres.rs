@@ -162,7 +162,7 @@ async fn bad_rows_are_named_and_left_out_or_keep_their_last_good_version() {
                  (repeat('x', 65), 'long', 5, 1), ('twice', '*', 5, 1), ('twice', '*', 6, 1);
              INSERT INTO rate_limit_rule VALUES
                  ('cost', '*', 5, 1, 6, NULL, NULL, NULL, NULL), ('mode', '*', 5, 1, 1, 'off', true, 1, 'local'),
-                 ('shards', '*', 500, 1, 1, NULL, true, 2, NULL), ('policy', '*', 5, 1, 1, NULL, NULL, NULL, 'maybe')",
+                 ('shards', '*', 30, 1, 1, NULL, true, 2, NULL), ('policy', '*', 5, 1, 1, NULL, NULL, NULL, 'maybe')",
         )
         .await;
     assert!(loader.reload().await);

@@ -60,7 +60,9 @@ pub(super) struct Lease {
     last_use: u64,
     /// Whole tokens in the bucket, when it last replied.
     tokens: u32,
-    /// Nobody has asked for that yet.
+    /// Tokens admitted by this gateway's share while the bucket did not answer, not yet booked there.
+    owed: u32,
+    /// Nobody has asked for `tokens` since.
     news: bool,
     /// The stash goes back with the next call.
     giving_back: bool,
@@ -76,6 +78,8 @@ struct Calling {
     number: u64,
     /// When it was sent; `None` until then.
     sent: Option<u64>,
+    /// What it reports as owed.
+    owed: u32,
     /// The requests that the call asks for.
     asked: Vec<Waiting>,
     /// Those that go with the next.
@@ -123,6 +127,7 @@ impl Lease {
             wanted: 0,
             last_use: 0,
             tokens: limit.capacity(),
+            owed: 0,
             news: false,
             giving_back: false,
             listed: false,
@@ -169,7 +174,7 @@ impl Lease {
         let calling = self.calling.as_deref_mut().filter(|calling| calling.number == number)?;
         calling.asked = std::mem::take(&mut calling.waiting);
         calling.asked.retain(|waiting| now < waiting.until && !waiting.answer.is_closed());
-        calling.sent = Some(now);
+        (calling.sent, calling.owed) = (Some(now), self.owed);
         let mut demand: Vec<Demand> = Vec::new();
         for &Waiting { cost, .. } in &calling.asked {
             match demand.last_mut() {
@@ -185,11 +190,11 @@ impl Lease {
             (self.stash, 0, self.wanted)
         };
         let used = std::mem::take(&mut self.used);
-        if demand.is_empty() && prefetch == 0 && used + back == 0 {
+        if demand.is_empty() && prefetch == 0 && used + back + self.owed == 0 {
             self.calling = None;
             return None;
         }
-        let report = Report { generation: self.generation, used, held, back };
+        let report = Report { generation: self.generation, used, held, back, owed: self.owed };
         Some(Message { limit: self.limit, demand, prefetch, report })
     }
 
@@ -207,7 +212,8 @@ impl Lease {
         // Without a reply: never repeated, it may have been booked. Whoever waits goes to the failure policy, also who
         // came meanwhile: another call would most likely fare the same.
         let reply = reply?;
-        let Calling { sent, asked, mut waiting, .. } = *calling;
+        let Calling { sent, owed, asked, mut waiting, .. } = *calling;
+        self.owed = self.owed.saturating_sub(owed);
         self.tokens = reply.tokens.min(self.limit.capacity());
         self.news = true;
         if !reply.stash_known {
@@ -240,7 +246,7 @@ impl Lease {
     }
 
     /// Answers those whom the call asked for: the first are granted, the others denied.
-    fn answer(&self, asked: Vec<Waiting>, reply: &Reply, refused: Option<u32>) {
+    fn answer(&mut self, asked: Vec<Waiting>, reply: &Reply, refused: Option<u32>) {
         let granted = reply.granted as usize;
         let mut left = self.tokens + self.stash + asked.iter().take(granted).map(|waiting| waiting.cost).sum::<u32>();
         for (i, waiting) in asked.into_iter().enumerate() {
@@ -251,8 +257,10 @@ impl Lease {
                 let more = waiting.cost.saturating_sub(refused.unwrap_or(waiting.cost));
                 self.denied(Source::Store, reply.wait_ms.map(|wait| wait + fill_ms(more, self.limit)))
             };
-            // An error means that it went to the failure policy in the meantime: its token is lost.
-            let _ = waiting.answer.send(decision);
+            if waiting.answer.send(decision).is_err() && i < granted {
+                // It went to the failure policy in the meantime. What it was granted pays for what it may have got there.
+                self.owed = self.owed.saturating_sub(waiting.cost);
+            }
         }
     }
 
@@ -307,6 +315,11 @@ impl Lease {
         self.listed
     }
 
+    /// A request was admitted by this gateway's share, of `most` tokens: the bucket is told with the next call.
+    pub(super) fn owe(&mut self, cost: u32, most: u32) {
+        self.owed = self.owed.saturating_add(cost).min(most);
+    }
+
     /// Tokens that the bucket reported since this was last asked.
     pub(super) fn news(&mut self) -> Option<u32> {
         std::mem::take(&mut self.news).then_some(self.tokens)
@@ -354,7 +367,7 @@ impl Keep for Lease {
     fn loss(&self, now: u64) -> f64 {
         match () {
             () if self.calling.is_some() => f64::INFINITY,
-            () if self.is_out(now) => 2.0,
+            () if self.owed > 0 || self.is_out(now) => 2.0,
             () if now < self.hold_until => 1.0,
             () => 0.0,
         }

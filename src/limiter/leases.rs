@@ -60,6 +60,11 @@ impl Leases {
         (self.ledger.len(), self.ledger.forgotten())
     }
 
+    /// A request for `key` was admitted without the store, by a share of `most` tokens.
+    pub(super) fn owe(&self, key: KeyRef<'_>, cost: u32, most: u32) {
+        self.ledger.find(key, |lease| lease.owe(cost, most));
+    }
+
     /// Tokens that the store reported for a key since this was last asked.
     pub(super) fn news(&self, key: KeyRef<'_>) -> Option<u32> {
         self.ledger.find(key, Lease::news)?

@@ -53,7 +53,13 @@ impl BucketScript {
 fn arguments(command: &mut Cmd, key: &str, call: &Message) -> Cmd {
     let report = call.report;
     command.arg(1).arg(key).arg(call.limit.capacity()).arg(call.limit.refill_per_second());
-    command.arg(call.prefetch).arg(report.generation).arg(report.used).arg(report.held).arg(report.back);
+    command
+        .arg(call.prefetch)
+        .arg(report.generation)
+        .arg(report.used)
+        .arg(report.held)
+        .arg(report.back)
+        .arg(report.owed);
     for demand in &call.demand {
         command.arg(demand.cost).arg(demand.count);
     }
