@@ -18,9 +18,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::modules::http::HttpModules;
-use pingora::proxy::{FailToProxy, ProxyHttp, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
+use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 use tokio::time::Instant;
 
 use self::identity::Identity;

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use pingora::proxy::http_proxy_service;
 use pingora::server::configuration::ServerConf;
 use pingora::server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch};
+use pingora_proxy::http_proxy_service;
 use sekisho::bucket::Limit;
 use sekisho::clock::Clock;
 use sekisho::config::{self, Balance, IdentityMode, Settings};

@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode, header};
 use pingora::http::ResponseHeader;
-use pingora::proxy::Session;
 use pingora::{Error, ErrorSource, ErrorType};
+use pingora_proxy::Session;
 
 use super::identity::IdentityError;
 use super::path::PathError;
