@@ -57,6 +57,23 @@ pub struct Rule {
     pub comment: Option<Box<str>>,
 }
 
+impl Rule {
+    /// An enforcing rule with every other field at its default.
+    pub fn new(tenant_id: &str, route_id: &str, limit: Limit) -> Self {
+        Self {
+            tenant_id: tenant_id.into(),
+            route_id: route_id.into(),
+            limit,
+            cost: None,
+            on_store_failure: None,
+            shards: 1,
+            mode: Mode::default(),
+            enabled: true,
+            comment: None,
+        }
+    }
+}
+
 /// Reads `"100/s"`, `"100/min"`, `"5000/h"`, `"10000/day"` as tokens per second.
 ///
 /// # Errors

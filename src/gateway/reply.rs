@@ -271,20 +271,10 @@ mod tests {
     use super::*;
     use crate::bucket::Limit;
     use crate::limiter::{Decision, Quota, Source};
-    use crate::rule::{Mode, Rule};
+    use crate::rule::Rule;
 
     fn verdict(outcome: Outcome, quota: Option<Quota>) -> Verdict {
-        let rule = Rule {
-            tenant_id: "shop \"a\"\n".into(),
-            route_id: "*".into(),
-            limit: Limit::new(2, 1.0).unwrap(),
-            cost: None,
-            on_store_failure: None,
-            shards: 1,
-            mode: Mode::Enforce,
-            enabled: true,
-            comment: None,
-        };
+        let rule = Rule::new("shop \"a\"\n", "*", Limit::new(2, 1.0).unwrap());
         Verdict { decision: Decision { outcome, source: Source::Store, quota }, rule: Arc::new(rule) }
     }
 

@@ -99,17 +99,7 @@ mod tests {
     use crate::limiter::{Quota, Source};
 
     fn verdict(outcome: Outcome, source: Source, quota: Option<Quota>) -> Verdict {
-        let rule = Rule {
-            tenant_id: "shop-a".into(),
-            route_id: "create\"order\u{e9}".into(),
-            limit: Limit::new(200, 150.0).unwrap(),
-            cost: None,
-            on_store_failure: None,
-            shards: 1,
-            mode: crate::rules::Mode::Enforce,
-            enabled: true,
-            comment: None,
-        };
+        let rule = Rule::new("shop-a", "create\"order\u{e9}", Limit::new(200, 150.0).unwrap());
         Verdict { decision: Decision { outcome, source, quota }, rule: Arc::new(rule) }
     }
 
