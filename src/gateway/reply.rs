@@ -13,7 +13,7 @@ use pingora_proxy::Session;
 use super::identity::IdentityError;
 use super::path::PathError;
 use super::stamp::{self, Verdict};
-use crate::limiter::Outcome;
+use crate::decision::Outcome;
 
 /// A body the client still sends is read to its end, and the connection kept, up to this size (bytes) …
 const KEPT_BODY: u64 = 64 << 10;
@@ -270,7 +270,7 @@ mod tests {
 
     use super::*;
     use crate::bucket::Limit;
-    use crate::limiter::{Decision, Quota, Source};
+    use crate::decision::{Decision, Quota, Source};
     use crate::rule::Rule;
 
     fn verdict(outcome: Outcome, quota: Option<Quota>) -> Verdict {

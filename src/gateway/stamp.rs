@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::HeaderValue;
 use pingora::http::ResponseHeader;
 
-use crate::limiter::{Decision, Outcome};
+use crate::decision::{Decision, Outcome};
 use crate::rule::Rule;
 
 const LIMIT: &str = "X-RateLimit-Limit";
@@ -96,7 +96,7 @@ fn put(response: &mut ResponseHeader, name: &'static str, value: HeaderValue) {
 mod tests {
     use super::*;
     use crate::bucket::Limit;
-    use crate::limiter::{Quota, Source};
+    use crate::decision::{Quota, Source};
 
     fn verdict(outcome: Outcome, source: Source, quota: Option<Quota>) -> Verdict {
         let rule = Rule::new("shop-a", "create\"order\u{e9}", Limit::new(200, 150.0).unwrap());
