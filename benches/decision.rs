@@ -1,0 +1,235 @@
+//! One decision, no network: `Limiter::decide` with buckets in this process, beside `governor`'s keyed check, both over
+//! the same names in the same order.
+//!
+//! With `SEKISHO_TEST_REDIS_URL` set, also decisions over a shared store, where those served from leases or by a hold
+//! cost no round trip; the shares of each are printed, so that a figure is never taken for another.
+
+#![allow(clippy::disallowed_methods, reason = "a bench measures real time")]
+
+mod support;
+
+use std::hint::black_box;
+use std::num::NonZeroU32;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion};
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use sekisho::limiter::bucket::Limit;
+use sekisho::limiter::{Check, Limiter, Outcome, Source};
+use sekisho::rules::FailurePolicy;
+use support::limit;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const KEYS: [usize; 3] = [10, 100_000, 1_000_000];
+const THREADS: [usize; 2] = [1, 2];
+
+/// Length of the sequence of names; a power of two.
+const SEQUENCE: usize = 1 << 20;
+
+/// Tokens, and tokens per second, that no loop exhausts; and a limit that has admitted its only token long ago.
+const PLENTY: u32 = 100_000_000;
+const EXHAUSTED_FOR: Duration = Duration::from_secs(1_000_000);
+
+/// Whose tokens a request takes: tenant and route.
+type Name = (Arc<str>, Arc<str>);
+
+/// Which limit the keys have, and so what is measured.
+#[derive(Clone, Copy)]
+enum Case {
+    Allowed,
+    Denied,
+}
+
+impl Case {
+    const ALL: [Self; 2] = [Self::Allowed, Self::Denied];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Denied => "denied",
+        }
+    }
+
+    fn limit(self) -> Limit {
+        match self {
+            Self::Allowed => limit(PLENTY, f64::from(PLENTY)),
+            Self::Denied => limit(1, EXHAUSTED_FOR.as_secs_f64().recip()),
+        }
+    }
+
+    fn quota(self) -> Quota {
+        match self {
+            Self::Allowed => Quota::per_second(NonZeroU32::new(PLENTY).unwrap_or(NonZeroU32::MIN)),
+            Self::Denied => Quota::with_period(EXHAUSTED_FOR).unwrap_or(Quota::per_hour(NonZeroU32::MIN)),
+        }
+    }
+}
+
+/// Uniformly distributed, so that the processor's cache is as cold as the number of keys makes it. The names lie in
+/// memory in the order in which they are used, as the name in a request that has just been read does.
+struct Sequence {
+    numbers: Vec<u64>,
+    names: Vec<Name>,
+}
+
+impl Sequence {
+    fn new(keys: usize) -> Self {
+        let mut random = StdRng::seed_from_u64(7);
+        let route: Arc<str> = "create-order".into();
+        let numbers: Vec<u64> = (0..SEQUENCE).map(|_| random.random_range(0..keys as u64)).collect();
+        let names = numbers.iter().map(|&number| name(number, &route)).collect();
+        Self { numbers, names }
+    }
+}
+
+fn name(number: u64, route: &Arc<str>) -> Name {
+    (format!("tenant-{number:07}").into(), Arc::clone(route))
+}
+
+/// Times `iterations` of `one` on each of `threads` threads, each at its own place in the sequence.
+fn on_threads(threads: usize, iterations: u64, one: &(impl Fn(usize) + Sync)) -> Duration {
+    let repeat = |first: usize| {
+        let start = Instant::now();
+        for i in 0..iterations as usize {
+            one((first + i) & (SEQUENCE - 1));
+        }
+        start.elapsed()
+    };
+    if threads == 1 {
+        return repeat(0);
+    }
+    let barrier = Barrier::new(threads);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|thread| {
+                let (repeat, barrier) = (&repeat, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    repeat(thread * SEQUENCE / threads)
+                })
+            })
+            .collect();
+        workers.into_iter().filter_map(|worker| worker.join().ok()).max().unwrap_or_default()
+    })
+}
+
+/// Benches `one` for each number of threads; a figure is the time that one thread needs for one decision.
+fn bench(group: &mut BenchmarkGroup<'_, WallTime>, who: &str, keys: usize, one: impl Fn(usize) + Sync) {
+    for threads in THREADS {
+        let id = BenchmarkId::new(format!("{who}/{threads}-thread"), keys);
+        group.bench_function(id, |bencher| bencher.iter_custom(|iterations| on_threads(threads, iterations, &one)));
+    }
+}
+
+fn check(name: &Name, limit: Limit) -> Check<'_> {
+    Check { tenant: &name.0, route: &name.1, limit, cost: 1, on_store_failure: FailurePolicy::Closed, shadow: false }
+}
+
+/// With buckets in this process every decision is ready at once, so nothing but the decision is measured.
+#[allow(clippy::panic, reason = "what would be measured is not what the name says")]
+fn decide_now(limiter: &Limiter, name: &Name, limit: Limit) -> Outcome {
+    let check = check(name, limit);
+    match pin!(limiter.decide(&check)).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(decision) => decision.outcome,
+        Poll::Pending => panic!("a decision of this process waits for something"),
+    }
+}
+
+fn in_process(criterion: &mut Criterion) {
+    for keys in KEYS {
+        let sequence = Sequence::new(keys);
+        for case in Case::ALL {
+            let mut group = criterion.benchmark_group(format!("decision/{}", case.name()));
+            let route: Arc<str> = "create-order".into();
+            let all = || (0..keys as u64).map(|number| name(number, &route));
+
+            let limit = case.limit();
+            let limiter = limiter(None, keys * 2);
+            all().for_each(|name| _ = decide_now(&limiter, &name, limit));
+            bench(&mut group, "sekisho", keys, |i| _ = black_box(decide_now(&limiter, &sequence.names[i], limit)));
+            drop(limiter);
+
+            let governor: DefaultKeyedRateLimiter<Name> = RateLimiter::keyed(case.quota());
+            all().for_each(|name| _ = governor.check_key(&name));
+            bench(&mut group, "governor-names", keys, |i| _ = black_box(governor.check_key(&sequence.names[i])));
+            drop(governor);
+
+            let governor: DefaultKeyedRateLimiter<u64> = RateLimiter::keyed(case.quota());
+            (0..keys as u64).for_each(|number| _ = governor.check_key(&number));
+            bench(&mut group, "governor-u64", keys, |i| _ = black_box(governor.check_key(&sequence.numbers[i])));
+            group.finish();
+        }
+    }
+}
+
+/// Decisions over Redis, one after the other on one thread: what is not served from a lease or by a hold waits for a
+/// round trip, so only the shares printed tell what was measured.
+fn over_redis(criterion: &mut Criterion, url: &str) {
+    let Ok(requests) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    let mut group = criterion.benchmark_group("decision/redis");
+    for keys in [10, 100_000] {
+        let sequence = Sequence::new(keys);
+        for case in Case::ALL {
+            let limiter = limiter(Some(url), keys * 2);
+            let by_source: [AtomicU64; 3] = Default::default();
+            let place = AtomicU64::new(0);
+            group.bench_function(BenchmarkId::new(case.name(), keys), |bencher| {
+                bencher.iter_custom(|iterations| {
+                    let first = place.fetch_add(iterations, Ordering::Relaxed);
+                    requests.block_on(tokio::task::unconstrained(async {
+                        let start = Instant::now();
+                        for i in first..first + iterations {
+                            let name = &sequence.names[i as usize & (SEQUENCE - 1)];
+                            let decision = limiter.decide(&check(name, case.limit())).await;
+                            let source = match decision.source {
+                                Source::Lease => 0,
+                                Source::Hold => 1,
+                                _ => 2,
+                            };
+                            by_source[source].fetch_add(1, Ordering::Relaxed);
+                        }
+                        start.elapsed()
+                    }))
+                });
+            });
+            let counts = by_source.map(AtomicU64::into_inner);
+            let [lease, hold, rest] = counts.map(|count| 100.0 * count as f64 / counts.iter().sum::<u64>() as f64);
+            println!("    of these: {lease:.2} % by lease, {hold:.2} % by hold, {rest:.2} % asked the store");
+        }
+    }
+    group.finish();
+}
+
+/// A limiter, connected; its driver has a thread of its own, which ends with the limiter.
+#[allow(clippy::expect_used, reason = "nothing can be measured without")]
+fn limiter(url: Option<&str>, max_keys: usize) -> Limiter {
+    let (limiter, driver) = support::limiter(url, &support::key_prefix(), max_keys, true);
+    if let Some(driver) = driver {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        std::thread::spawn(move || runtime.block_on(driver.run()));
+        support::wait_until_connected(&limiter);
+    }
+    limiter
+}
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_millis(700))
+        .configure_from_args();
+    in_process(&mut criterion);
+    if let Ok(url) = std::env::var("SEKISHO_TEST_REDIS_URL") {
+        over_redis(&mut criterion, &url);
+    }
+    criterion.final_summary();
+}

@@ -1,0 +1,186 @@
+//! Plays traffic to a fleet in real time, as an open loop: a request is sent when it is due, whatever became of those
+//! before it.
+//!
+//! Three threads: one hands over what is due (a quarter of a millisecond at a time), one decides for all gateways, one
+//! drives their connections. So a hop between threads is paid as in the gateway.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sekisho::limiter::{Check, Limiter, Outcome, Source};
+use sekisho::rules::FailurePolicy;
+use sekisho::store::redis::Driver;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::{LocalSet, spawn_local};
+
+use crate::support;
+use crate::traffic::{Arrival, GATEWAYS, Scene};
+
+/// The shortest sleep of the generator.
+const TICK: Duration = Duration::from_micros(250);
+/// How often the two runtimes are asked whether they are late, and how late a timer of tokio's may be by design.
+const PROBE: Duration = Duration::from_millis(2);
+const GRAIN: Duration = Duration::from_millis(1);
+/// The longest wait for the connections to end.
+const END: Duration = Duration::from_secs(2);
+
+/// What became of one request; all times since the start of the run, on one clock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Served {
+    /// Index of its arrival.
+    pub(crate) request: usize,
+    /// When it was handed to its gateway.
+    pub(crate) sent: Duration,
+    /// When its gateway knew.
+    pub(crate) decided: Duration,
+    pub(crate) outcome: Outcome,
+    pub(crate) source: Source,
+}
+
+/// A run.
+pub(crate) struct Played {
+    /// In the order of the decisions.
+    pub(crate) served: Vec<Served>,
+    /// The latest that any of the two runtimes ran what was due.
+    pub(crate) lateness: Duration,
+}
+
+/// Twenty limiters with a connection each.
+struct Fleet {
+    limiters: Vec<Limiter>,
+    drivers: Runtime,
+    running: Vec<tokio::task::JoinHandle<()>>,
+}
+
+/// Arrivals `first..end` are due.
+struct Due {
+    first: usize,
+    end: usize,
+    sent: Duration,
+}
+
+/// What the requests of a run share.
+struct Play {
+    fleet: Vec<Limiter>,
+    scene: Scene,
+    tenants: Vec<String>,
+    route: Arc<str>,
+    start: Instant,
+    served: RefCell<Vec<Served>>,
+}
+
+/// Sends every arrival of the scene to a new fleet.
+pub(crate) fn play(url: &str, scene: Scene, arrivals: &[Arrival], prefetch: bool) -> std::io::Result<Played> {
+    let fleet = Fleet::start(url, prefetch)?;
+    let requests = Builder::new_current_thread().enable_all().build()?;
+    let lateness = Arc::new(Lateness::default());
+    fleet.drivers.spawn(Arc::clone(&lateness).watch());
+    let play = Rc::new(Play {
+        fleet: fleet.limiters,
+        scene,
+        tenants: (0..scene.tenants()).map(|tenant| format!("tenant-{tenant:06}")).collect(),
+        route: "create-order".into(),
+        start: Instant::now() + Duration::from_millis(20),
+        served: RefCell::new(Vec::with_capacity(arrivals.len())),
+    });
+    thread::scope(|scope| {
+        let (due, from) = unbounded_channel();
+        let start = play.start;
+        scope.spawn(move || generate(arrivals, start, &due));
+        let local = LocalSet::new();
+        local.spawn_local(Arc::clone(&lateness).watch());
+        let served = local.run_until(Rc::clone(&play).serve(arrivals, from));
+        requests.block_on(served);
+    });
+    lateness.stop.store(true, Ordering::Relaxed);
+    drop(requests);
+    let served = play.served.take();
+    drop(play);
+    // Without their limiters the drivers end.
+    let ended = async { futures_util::future::join_all(fleet.running).await };
+    let _ = fleet.drivers.block_on(async { tokio::time::timeout(END, ended).await });
+    fleet.drivers.shutdown_background();
+    Ok(Played { served, lateness: Duration::from_nanos(lateness.worst.load(Ordering::Relaxed)) })
+}
+
+impl Fleet {
+    fn start(url: &str, prefetch: bool) -> std::io::Result<Self> {
+        // One worker thread; it runs while nobody waits for it.
+        let drivers = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let prefix = support::key_prefix();
+        let mut made: Vec<(Limiter, Option<Driver>)> =
+            (0..GATEWAYS).map(|_| support::limiter(Some(url), &prefix, 1_000_000, prefetch)).collect();
+        let running = made.iter_mut().filter_map(|(_, driver)| Some(drivers.spawn(driver.take()?.run()))).collect();
+        let limiters: Vec<Limiter> = made.into_iter().map(|(limiter, _)| limiter).collect();
+        limiters.iter().for_each(support::wait_until_connected);
+        Ok(Self { limiters, drivers, running })
+    }
+}
+
+/// Hands over each arrival when it is due.
+fn generate(arrivals: &[Arrival], start: Instant, due: &UnboundedSender<Due>) {
+    let mut first = 0;
+    while first < arrivals.len() {
+        let next = start + arrivals[first].at;
+        thread::sleep(next.saturating_duration_since(Instant::now()).max(TICK));
+        let sent = Instant::now().saturating_duration_since(start);
+        let end = first + arrivals[first..].partition_point(|arrival| arrival.at <= sent);
+        if end > first && due.send(Due { first, end, sent }).is_err() {
+            return;
+        }
+        first = end;
+    }
+}
+
+impl Play {
+    /// Starts every request as it comes, and waits for the last.
+    async fn serve(self: Rc<Self>, arrivals: &[Arrival], mut due: UnboundedReceiver<Due>) {
+        while let Some(Due { first, end, sent }) = due.recv().await {
+            for (request, &arrival) in (first..end).zip(&arrivals[first..end]) {
+                spawn_local(Rc::clone(&self).request(request, arrival, sent));
+            }
+        }
+        while self.served.borrow().len() < arrivals.len() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    async fn request(self: Rc<Self>, request: usize, arrival: Arrival, sent: Duration) {
+        let check = Check {
+            tenant: &self.tenants[arrival.tenant],
+            route: &self.route,
+            limit: support::limit(self.scene.capacity, self.scene.rate),
+            cost: 1,
+            // What the store does not decide is counted as undecided, not by a share.
+            on_store_failure: FailurePolicy::Closed,
+            shadow: false,
+        };
+        let decision = self.fleet[arrival.gateway].decide(&check).await;
+        let decided = Instant::now().saturating_duration_since(self.start);
+        let served = Served { request, sent, decided, outcome: decision.outcome, source: decision.source };
+        self.served.borrow_mut().push(served);
+    }
+}
+
+/// How late a runtime runs what is due: the measured part of what may stand between a token taken and its stamp.
+#[derive(Default)]
+struct Lateness {
+    worst: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Lateness {
+    async fn watch(self: Arc<Self>) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let due = Instant::now() + PROBE + GRAIN;
+            tokio::time::sleep(PROBE).await;
+            let late = Instant::now().saturating_duration_since(due).as_nanos() as u64;
+            self.worst.fetch_max(late, Ordering::Relaxed);
+        }
+    }
+}
