@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use figures::Figures;
+use run::Fleet;
 use store::Observer;
 use traffic::{Scene, Shape};
 
@@ -102,10 +103,12 @@ struct Bench {
 impl Bench {
     fn play(&mut self, scene: Scene, seconds: f64, prefetch: bool) -> Result<Figures, Box<dyn Error>> {
         let arrivals = scene.arrivals(seconds);
+        let fleet = Fleet::start(&self.url, prefetch)?;
         self.observer.reset()?;
         let before = self.observer.counters()?;
-        let played = run::play(&self.url, scene, &arrivals, prefetch)?;
+        let played = fleet.play(scene, &arrivals)?;
         let after = self.observer.counters()?;
+        fleet.end();
         Ok(Figures::new(scene, &arrivals, &played, before, after))
     }
 

@@ -16,7 +16,7 @@ use sekisho::rules::FailurePolicy;
 use sekisho::store::redis::Driver;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::{LocalSet, spawn_local};
+use tokio::task::{JoinHandle, LocalSet, spawn_local};
 
 use crate::support;
 use crate::traffic::{Arrival, GATEWAYS, Scene};
@@ -51,10 +51,10 @@ pub(crate) struct Played {
 }
 
 /// Twenty limiters with a connection each.
-struct Fleet {
-    limiters: Vec<Limiter>,
+pub(crate) struct Fleet {
+    limiters: Arc<[Limiter]>,
     drivers: Runtime,
-    running: Vec<tokio::task::JoinHandle<()>>,
+    running: Vec<JoinHandle<()>>,
 }
 
 /// Arrivals `first..end` are due.
@@ -66,7 +66,7 @@ struct Due {
 
 /// What the requests of a run share.
 struct Play {
-    fleet: Vec<Limiter>,
+    limiters: Arc<[Limiter]>,
     scene: Scene,
     tenants: Vec<String>,
     route: Arc<str>,
@@ -74,51 +74,53 @@ struct Play {
     served: RefCell<Vec<Served>>,
 }
 
-/// Sends every arrival of the scene to a new fleet.
-pub(crate) fn play(url: &str, scene: Scene, arrivals: &[Arrival], prefetch: bool) -> std::io::Result<Played> {
-    let fleet = Fleet::start(url, prefetch)?;
-    let requests = Builder::new_current_thread().enable_all().build()?;
-    let lateness = Arc::new(Lateness::default());
-    fleet.drivers.spawn(Arc::clone(&lateness).watch());
-    let play = Rc::new(Play {
-        fleet: fleet.limiters,
-        scene,
-        tenants: (0..scene.tenants()).map(|tenant| format!("tenant-{tenant:06}")).collect(),
-        route: "create-order".into(),
-        start: Instant::now() + Duration::from_millis(20),
-        served: RefCell::new(Vec::with_capacity(arrivals.len())),
-    });
-    thread::scope(|scope| {
-        let (due, from) = unbounded_channel();
-        let start = play.start;
-        scope.spawn(move || generate(arrivals, start, &due));
-        let local = LocalSet::new();
-        local.spawn_local(Arc::clone(&lateness).watch());
-        let served = local.run_until(Rc::clone(&play).serve(arrivals, from));
-        requests.block_on(served);
-    });
-    lateness.stop.store(true, Ordering::Relaxed);
-    drop(requests);
-    let served = play.served.take();
-    drop(play);
-    // Without their limiters the drivers end.
-    let ended = async { futures_util::future::join_all(fleet.running).await };
-    let _ = fleet.drivers.block_on(async { tokio::time::timeout(END, ended).await });
-    fleet.drivers.shutdown_background();
-    Ok(Played { served, lateness: Duration::from_nanos(lateness.worst.load(Ordering::Relaxed)) })
-}
-
 impl Fleet {
-    fn start(url: &str, prefetch: bool) -> std::io::Result<Self> {
+    /// Each connected to Redis at `url`.
+    pub(crate) fn start(url: &str, prefetch: bool) -> std::io::Result<Self> {
         // One worker thread; it runs while nobody waits for it.
         let drivers = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let prefix = support::key_prefix();
-        let mut made: Vec<(Limiter, Option<Driver>)> =
-            (0..GATEWAYS).map(|_| support::limiter(Some(url), &prefix, 1_000_000, prefetch)).collect();
-        let running = made.iter_mut().filter_map(|(_, driver)| Some(drivers.spawn(driver.take()?.run()))).collect();
-        let limiters: Vec<Limiter> = made.into_iter().map(|(limiter, _)| limiter).collect();
+        let (limiters, made): (Vec<Limiter>, Vec<Option<Driver>>) =
+            (0..GATEWAYS).map(|_| support::limiter(Some(url), &prefix, 1_000_000, prefetch)).unzip();
+        let running = made.into_iter().flatten().map(|driver| drivers.spawn(driver.run())).collect();
         limiters.iter().for_each(support::wait_until_connected);
-        Ok(Self { limiters, drivers, running })
+        Ok(Self { limiters: limiters.into(), drivers, running })
+    }
+
+    /// Sends every arrival of the scene.
+    pub(crate) fn play(&self, scene: Scene, arrivals: &[Arrival]) -> std::io::Result<Played> {
+        let requests = Builder::new_current_thread().enable_all().build()?;
+        let lateness = Arc::new(Lateness::default());
+        self.drivers.spawn(Arc::clone(&lateness).watch());
+        let play = Rc::new(Play {
+            limiters: Arc::clone(&self.limiters),
+            scene,
+            tenants: (0..scene.tenants()).map(|tenant| format!("tenant-{tenant:06}")).collect(),
+            route: "create-order".into(),
+            start: Instant::now() + Duration::from_millis(20),
+            served: RefCell::new(Vec::with_capacity(arrivals.len())),
+        });
+        thread::scope(|scope| {
+            let (due, from) = unbounded_channel();
+            let start = play.start;
+            scope.spawn(move || generate(arrivals, start, &due));
+            let local = LocalSet::new();
+            local.spawn_local(Arc::clone(&lateness).watch());
+            requests.block_on(local.run_until(Rc::clone(&play).serve(arrivals, from)));
+        });
+        lateness.stop.store(true, Ordering::Relaxed);
+        Ok(Played {
+            served: play.served.take(),
+            lateness: Duration::from_nanos(lateness.worst.load(Ordering::Relaxed)),
+        })
+    }
+
+    /// Lets the drivers end, which they do without their limiters.
+    pub(crate) fn end(self) {
+        drop(self.limiters);
+        let ended = futures_util::future::join_all(self.running);
+        let _ = self.drivers.block_on(async { tokio::time::timeout(END, ended).await });
+        self.drivers.shutdown_background();
     }
 }
 
@@ -160,7 +162,7 @@ impl Play {
             on_store_failure: FailurePolicy::Closed,
             shadow: false,
         };
-        let decision = self.fleet[arrival.gateway].decide(&check).await;
+        let decision = self.limiters[arrival.gateway].decide(&check).await;
         let decided = Instant::now().saturating_duration_since(self.start);
         let served = Served { request, sent, decided, outcome: decision.outcome, source: decision.source };
         self.served.borrow_mut().push(served);
