@@ -205,7 +205,7 @@ read_oha() {
 
 # The median of column $3 of the lines of target $2 in file $1.
 median() {
-    awk -v target="$2" -v column="$3" '$1 == target { print $column }' "$1" | sort -n |
+    awk -v target="$2" -v column="$3" '$1 == target { print $column }' "$1" | sort -g |
         awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'
 }
 
@@ -219,7 +219,7 @@ median_ratio() {
         }
         $1 == first { base[++a] = sum() }
         $1 == target { mine[++b] = sum() }
-        END { for (i = 1; i <= b; i++) print mine[i] / base[i] }' "$1" | sort -n |
+        END { for (i = 1; i <= b; i++) print mine[i] / base[i] }' "$1" | sort -g |
         awk '{ v[NR] = $1 } END { printf "%.3f", NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'
 }
 
