@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion};
-use sekisho::limiter::bucket::Limit;
+use sekisho::bucket::Limit;
 use sekisho::rules::{ANY, Mode, Rule, RuleSet};
 
 const ROUTES: [&str; 4] = ["create-order", "list-orders", "export", "search"];

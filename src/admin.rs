@@ -28,16 +28,19 @@ pub struct Admin {
     keys: Arc<Keys>,
     limiter: Arc<Limiter>,
     explainer: Explainer,
+    listening: Arc<AtomicBool>,
     draining: Arc<AtomicBool>,
 }
 
 impl Admin {
-    /// Over the parts of the running gateway. `draining` turns true when the process is about to stop.
+    /// Over the parts of the running gateway. `listening` turns true when clients can connect, `draining` when the
+    /// process is about to stop.
     pub fn new(
         settings: &Settings,
         loader: &Loader,
         limiter: Arc<Limiter>,
         explainer: Explainer,
+        listening: Arc<AtomicBool>,
         draining: Arc<AtomicBool>,
     ) -> Self {
         Self {
@@ -47,6 +50,7 @@ impl Admin {
             keys: Arc::clone(loader.keys()),
             limiter,
             explainer,
+            listening,
             draining,
         }
     }
@@ -87,6 +91,9 @@ impl Admin {
         if self.draining.load(Ordering::Relaxed) {
             return Some("draining\n");
         }
+        if !self.listening.load(Ordering::Relaxed) {
+            return Some("starting: not listening yet\n");
+        }
         (self.limiter.store_state() == StoreState::Starting).then_some("starting: the store has not been tried yet\n")
     }
 
@@ -94,6 +101,7 @@ impl Admin {
         let (tracked, forgotten) = self.limiter.keys();
         metrics::KEYS_TRACKED.set(tracked as i64);
         metrics::KEYS_FORGOTTEN.set(forgotten as i64);
+        metrics::LEASE_TOKENS.set(self.limiter.leased_tokens() as i64);
         metrics::DEGRADED.set(i64::from(self.limiter.is_degraded()));
         metrics::GATEWAYS_LIVE.set(i64::from(self.instances));
         let rules = self.rules.status();

@@ -58,6 +58,15 @@ impl Limit {
         }
     }
 
+    /// Sub-bucket `index` of `parts`: their capacities add up to exactly this one's, and so do their refills.
+    pub fn part(&self, parts: u8, index: u8) -> Self {
+        let (parts, index) = (u32::from(parts.max(1)), u32::from(index));
+        Self {
+            capacity: (self.capacity / parts + u32::from(index < self.capacity % parts)).max(1),
+            refill_per_second: self.refill_per_second / f64::from(parts),
+        }
+    }
+
     /// Tokens: the burst.
     pub fn capacity(&self) -> u32 {
         self.capacity
@@ -107,6 +116,8 @@ pub struct Report {
     pub held: u32,
     /// Returned to the bucket.
     pub back: u32,
+    /// Admitted without the bucket while it did not answer; taken off it.
+    pub owed: u32,
 }
 
 /// One call of a gateway for one key.
@@ -157,6 +168,7 @@ impl Bucket {
         let now = now.max(self.ts);
         let generation = self.refill_over_generations(now, call.limit);
         let (stash_known, held) = self.book(call.report, generation, capacity);
+        self.tokens = (self.tokens - f64::from(call.report.owed)).max(0.0);
 
         let (mut granted, mut refused) = (0, None);
         for &Demand { cost, count } in call.demand {
@@ -229,6 +241,12 @@ impl Bucket {
         let ceiling = f64::from(capacity) - f64::from(self.lease_a + self.lease_b) - f64::from(report.held);
         self.tokens = (self.tokens + f64::from(report.back)).min(ceiling.max(0.0));
         (true, report.held)
+    }
+
+    /// Leaves at most `tokens` in the bucket.
+    pub fn lower(&mut self, now: u64, limit: Limit, tokens: f64) {
+        self.refill_over_generations(now.max(self.ts), limit);
+        self.tokens = self.tokens.min(tokens);
     }
 
     /// Tokens in the bucket, as of its last call.
@@ -329,6 +347,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_admitted_without_the_bucket_is_taken_off_it() {
+        let l = limit(10, 1.0);
+        let mut bucket = Bucket::full(l, T);
+        let report = Report { owed: 4, ..Report::default() };
+        let demand = [Demand { cost: 1, count: 10 }];
+        assert_eq!(bucket.call(T, &Call { limit: l, demand: &demand, prefetch: 0, report }).granted, 6);
+        let more = Report { owed: 100, ..Report::default() };
+        assert_eq!(
+            bucket.call(T, &Call { limit: l, demand: &[], prefetch: 0, report: more }).wait_ms,
+            Some(1000),
+            "no debt"
+        );
+    }
+
+    #[test]
     fn big_requests_get_what_the_rate_gives_them() {
         let l = limit(10, 1.0);
         let mut bucket = Bucket::full(l, T);
@@ -378,7 +411,7 @@ mod tests {
             let mut bucket = Bucket::full(l, now);
             for (pause, count, prefetch, used, back, age) in calls {
                 now += pause;
-                let report = Report { generation: now / GENERATION_MS - age, used, held: 0, back };
+                let report = Report { generation: now / GENERATION_MS - age, used, back, ..Report::default() };
                 let _ = bucket.call(now, &Call { limit: l, demand: &[Demand { cost: 1, count }], prefetch, report });
                 let held = bucket.tokens + f64::from(bucket.lease_a + bucket.lease_b);
                 prop_assert!(held <= f64::from(capacity) + 1e-6, "{bucket:?}");

@@ -20,7 +20,7 @@ use ipnet::IpNet;
 
 pub use self::fault::Fault;
 pub use self::load::{load, load_str};
-use crate::rules::{FailurePolicy, Rule};
+use crate::rule::{FailurePolicy, Rule};
 
 /// The whole configuration, validated.
 #[derive(Clone, Debug)]

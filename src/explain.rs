@@ -12,8 +12,9 @@ use crate::gateway::path::normalise;
 use crate::gateway::reply::Problem;
 use crate::gateway::route::{RouteError, RouteRef, Router};
 use crate::key::KeyRef;
+use crate::rule::{FailurePolicy, Mode, Rule};
+use crate::rules::Rules;
 use crate::rules::keys::Keys;
-use crate::rules::{FailurePolicy, Mode, Rule, Rules};
 
 /// Answers from the same parts as the gateway.
 #[derive(Debug)]
@@ -118,7 +119,7 @@ impl Explainer {
             "rule": format!("{}/{}", rule.tenant_id, rule.route_id),
             "why": why,
             "mode": rule.mode,
-            "bucket": KeyRef { tenant, route: &route.id, shadow }.to_key().in_redis(&self.key_prefix),
+            "bucket": KeyRef { tenant, route: &route.id, shadow, shard: None }.to_key().in_redis(&self.key_prefix),
             "capacity": rule.limit.capacity(),
             "refill_per_second": rule.limit.refill_per_second(),
             "cost": rule.cost.map_or(route.cost, u32::from),

@@ -10,7 +10,7 @@ pub mod route;
 pub mod stamp;
 pub mod upstream;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -18,9 +18,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::modules::http::HttpModules;
-use pingora::proxy::{FailToProxy, ProxyHttp, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
+use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 use tokio::time::Instant;
 
 use self::identity::Identity;
@@ -31,8 +31,9 @@ use self::upstream::{Choice, InFlight, Pool, Upkeep, Upstream, UpstreamError, Up
 use crate::config::Settings;
 use crate::limiter::{Check, Limiter, Outcome};
 use crate::metrics::{self, RouteMetrics};
+use crate::rule::{FailurePolicy, Rule};
+use crate::rules::Rules;
 use crate::rules::keys::Keys;
-use crate::rules::{FailurePolicy, Rule, Rules};
 
 /// How long a client may keep a connection without a request, in seconds. Pingora's own default ends with the first
 /// request: from then on it waits for ever.
@@ -72,14 +73,14 @@ struct Destination {
     metrics: RouteMetrics,
 }
 
-/// The proxy.
-#[derive(Debug)]
+/// The proxy; clones share everything.
+#[derive(Clone, Debug)]
 pub struct Gateway {
-    router: Router,
+    router: Arc<Router>,
     /// By [`RouteRef::index`].
-    destinations: Vec<Destination>,
-    unrouted: RouteMetrics,
-    identity: Identity,
+    destinations: Arc<[Destination]>,
+    unrouted: Arc<RouteMetrics>,
+    identity: Arc<Identity>,
     rules: Arc<Rules>,
     limiter: Arc<Limiter>,
     on_store_failure: FailurePolicy,
@@ -109,9 +110,9 @@ impl Gateway {
         };
         let gateway = Self {
             destinations: router.routes().iter().map(destination).collect::<Result<_, _>>()?,
-            unrouted: RouteMetrics::new(""),
-            router,
-            identity: Identity::new(settings.identity.clone(), keys),
+            unrouted: Arc::new(RouteMetrics::new("")),
+            router: Arc::new(router),
+            identity: Arc::new(Identity::new(settings.identity.clone(), keys)),
             rules,
             limiter,
             on_store_failure: settings.limiter.on_store_failure,
@@ -159,6 +160,7 @@ impl Gateway {
             cost: rule.cost.map_or(route.cost, u32::from),
             on_store_failure: rule.on_store_failure.unwrap_or(self.on_store_failure),
             shadow,
+            shards: rule.shards,
         };
         let enforced = check(&enforce, false);
         let started = Instant::now();
@@ -270,14 +272,9 @@ impl ProxyHttp for Gateway {
         let Some(pool) = self.pool(ctx) else {
             return Err(Error::explain(ErrorType::InternalError, "a request without route reached its upstream"));
         };
-        // After a failed connection the next server has been chosen already; otherwise this is the first attempt, or
-        // one more over another connection.
-        let next = match ctx.attempts {
-            0 => None,
-            _ => ctx.choice.take(),
-        };
         ctx.attempts += 1;
-        let Some(choice) = next.or_else(|| pool.choose(&session.req_header().headers, None)) else {
+        // After a failed connection the next server has been chosen already.
+        let Some(choice) = ctx.choice.take().or_else(|| pool.choose(&session.req_header().headers, None)) else {
             metrics::upstream_failure(pool.name(), "no_server");
             return Err(Error::create(
                 ErrorType::ConnectNoRoute,
@@ -306,7 +303,7 @@ impl ProxyHttp for Gateway {
     }
 
     fn fail_to_connect(&self, session: &mut Session, _peer: &HttpPeer, ctx: &mut Ctx, mut e: Box<Error>) -> Box<Error> {
-        let failed: Option<SocketAddr> = ctx.choice.take().map(|choice| choice.address);
+        let failed = ctx.choice.take().map(|choice| choice.address);
         if let Some(pool) = self.pool(ctx) {
             metrics::upstream_failure(pool.name(), failure_kind(&e));
             // Nothing has been sent: any method may go to another server, if there is one.

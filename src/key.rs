@@ -17,6 +17,8 @@ pub struct KeyRef<'a> {
     pub route: &'a Arc<str>,
     /// The bucket of a rule in shadow mode, beside the one that decides.
     pub shadow: bool,
+    /// The sub-bucket of a sharded rule.
+    pub shard: Option<u8>,
 }
 
 /// A bucket's name, kept.
@@ -25,12 +27,13 @@ pub struct Key {
     tenant: Box<str>,
     route: Arc<str>,
     shadow: bool,
+    shard: Option<u8>,
 }
 
 impl KeyRef<'_> {
     /// The name to keep.
     pub fn to_key(self) -> Key {
-        Key { tenant: self.tenant.into(), route: Arc::clone(self.route), shadow: self.shadow }
+        Key { tenant: self.tenant.into(), route: Arc::clone(self.route), shadow: self.shadow, shard: self.shard }
     }
 }
 
@@ -39,22 +42,26 @@ impl Hash for KeyRef<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.tenant.hash(state);
         self.route.hash(state);
-        self.shadow.hash(state);
+        (self.shadow, self.shard).hash(state);
     }
 }
 
 impl Key {
     /// The same name, borrowed.
     pub fn as_ref(&self) -> KeyRef<'_> {
-        KeyRef { tenant: &self.tenant, route: &self.route, shadow: self.shadow }
+        KeyRef { tenant: &self.tenant, route: &self.route, shadow: self.shadow, shard: self.shard }
     }
 
     /// The name in Redis: `rl:{tenant}:route`, tenant and route percent-encoded, the tenant being the cluster's hash
-    /// tag; a shadow rule's bucket ends in `:shadow`.
+    /// tag; a shadow rule's bucket ends in `:shadow`. The sub-buckets of a sharded rule have no hash tag, so that they
+    /// spread over the cluster: `rl:tenant:route:0` …
     pub fn in_redis(&self, prefix: &str) -> String {
         let (tenant, route) = (utf8_percent_encode(&self.tenant, ID), utf8_percent_encode(&self.route, ID));
         let suffix = if self.shadow { ":shadow" } else { "" };
-        format!("{prefix}:{{{tenant}}}:{route}{suffix}")
+        match self.shard {
+            None => format!("{prefix}:{{{tenant}}}:{route}{suffix}"),
+            Some(shard) => format!("{prefix}:{tenant}:{route}:{shard}{suffix}"),
+        }
     }
 }
 
@@ -62,19 +69,21 @@ impl Key {
 mod tests {
     use super::*;
 
-    fn in_redis(tenant: &str, route: &str, shadow: bool) -> String {
-        KeyRef { tenant, route: &route.into(), shadow }.to_key().in_redis("rl")
+    fn in_redis(tenant: &str, route: &str, shadow: bool, shard: Option<u8>) -> String {
+        KeyRef { tenant, route: &route.into(), shadow, shard }.to_key().in_redis("rl")
     }
 
     #[test]
     fn names_a_bucket_as_documented() {
-        assert_eq!(in_redis("shop-a", "create-order", false), "rl:{shop-a}:create-order");
-        assert_eq!(in_redis("shop-a", "create-order", true), "rl:{shop-a}:create-order:shadow");
+        assert_eq!(in_redis("shop-a", "create-order", false, None), "rl:{shop-a}:create-order");
+        assert_eq!(in_redis("shop-a", "create-order", true, None), "rl:{shop-a}:create-order:shadow");
+        assert_eq!(in_redis("shop-a", "create-order", false, Some(0)), "rl:shop-a:create-order:0");
+        assert_eq!(in_redis("shop-a", "create-order", true, Some(9)), "rl:shop-a:create-order:9:shadow");
     }
 
     #[test]
     fn no_id_can_break_the_hash_tag_or_imitate_another_key() {
-        assert_eq!(in_redis("}a{:b", "x:shadow", false), "rl:{%7Da%7B%3Ab}:x%3Ashadow");
-        assert_eq!(in_redis("%7D", "é ", false), "rl:{%257D}:%C3%A9%20");
+        assert_eq!(in_redis("}a{:b", "x:shadow", false, None), "rl:{%7Da%7B%3Ab}:x%3Ashadow");
+        assert_eq!(in_redis("%7D", "é ", false, None), "rl:{%257D}:%C3%A9%20");
     }
 }

@@ -54,9 +54,8 @@ impl<V: Keep> Ledger<V> {
     /// Runs `f` on what is kept for `key`, made by `new` when nothing is. `now` is in milliseconds. Only keys of the
     /// same shard wait for `f`.
     pub fn with<R>(&self, key: KeyRef<'_>, now: u64, new: impl FnOnce() -> V, f: impl FnOnce(&mut V) -> R) -> R {
-        let hash = self.hasher.hash_one(key);
-        // The table uses the lowest and the topmost bits of the hash; the shard is taken from between.
-        let mut shard = self.shards[(hash >> 40) as usize % SHARDS].lock();
+        let hash = self.hash(key);
+        let mut shard = self.shard(hash).lock();
         let Shard { index, slots, bound, hand } = &mut *shard;
         if let Some(&slot) = index.find(hash, |&slot| slots[slot as usize].0.as_ref() == key) {
             return f(&mut slots[slot as usize].1);
@@ -80,6 +79,25 @@ impl<V: Keep> Ledger<V> {
         };
         index.insert_unique(hash, slot as u32, |&slot| self.hasher.hash_one(slots[slot as usize].0.as_ref()));
         f(&mut slots[slot].1)
+    }
+
+    /// Runs `f` on what is kept for `key`, if anything is.
+    pub fn find<R>(&self, key: KeyRef<'_>, f: impl FnOnce(&mut V) -> R) -> Option<R> {
+        let hash = self.hash(key);
+        let mut shard = self.shard(hash).lock();
+        let Shard { index, slots, .. } = &mut *shard;
+        let slot = *index.find(hash, |&slot| slots[slot as usize].0.as_ref() == key)?;
+        Some(f(&mut slots[slot as usize].1))
+    }
+
+    /// The key's hash, as long as this map lives.
+    pub fn hash(&self, key: KeyRef<'_>) -> u64 {
+        self.hasher.hash_one(key)
+    }
+
+    /// The table uses the lowest and the topmost bits of the hash; the shard is taken from between.
+    fn shard(&self, hash: u64) -> &Mutex<Shard<V>> {
+        &self.shards[(hash >> 40) as usize % SHARDS]
     }
 
     /// Keys tracked now.
@@ -130,7 +148,7 @@ mod tests {
     fn touch(ledger: &Ledger<Spent>, tenant: &str, spent: f64) -> f64 {
         let route: Arc<str> = "r".into();
         ledger.with(
-            KeyRef { tenant, route: &route, shadow: false },
+            KeyRef { tenant, route: &route, shadow: false, shard: None },
             0,
             || Spent(0.0),
             |kept| {

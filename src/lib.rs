@@ -30,6 +30,7 @@ pub mod key;
 pub mod ledger;
 pub mod limiter;
 pub mod metrics;
+pub mod rule;
 pub mod rules;
 pub mod server;
 pub mod store;

@@ -1,21 +1,26 @@
-//! Decides whether a request may pass: asks the store, and falls back to the rule's failure policy when the store does
-//! not answer in time.
+//! Decides whether a request may pass: spends a leased token, asks the store, or falls back to the rule's failure policy
+//! when the store does not answer in time.
 
+mod demand;
 mod fallback;
+mod lease;
+mod leases;
+mod shard;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-pub use crate::bucket;
 use crate::bucket::{Call, Demand, Limit, Reply, Report};
 use crate::clock::Clock;
 use crate::config;
 use crate::key::KeyRef;
-use crate::rules::FailurePolicy;
+use crate::rule::FailurePolicy;
+use crate::store::Store;
 use crate::store::memory::MemoryStore;
-use crate::store::redis::{self, Driver, Link};
-use crate::store::{AnyStore, Store};
+use crate::store::redis::{self, Driver, Link, RedisStore};
 use fallback::Fallback;
+use leases::Leases;
 
 /// A decision made without the store counts as degraded for this long, in milliseconds.
 const DEGRADED_FOR_MS: u64 = 5_000;
@@ -35,6 +40,8 @@ pub struct Check<'a> {
     pub on_store_failure: FailurePolicy,
     /// The rule is only counted; it has a bucket of its own.
     pub shadow: bool,
+    /// Sub-buckets that the limit is split into, ≥ 1.
+    pub shards: u8,
 }
 
 /// What was decided, and by what.
@@ -92,6 +99,16 @@ pub struct Quota {
     pub reset: u32,
 }
 
+impl Quota {
+    /// Of a bucket with `left` tokens, which may be a little more than it holds.
+    fn new(limit: Limit, left: u32) -> Self {
+        let capacity = limit.capacity();
+        let remaining = left.min(capacity);
+        let reset = f64::from(capacity - remaining) / limit.refill_per_second();
+        Self { capacity, remaining, reset: reset.ceil() as u32 }
+    }
+}
+
 /// How the store stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -109,16 +126,49 @@ pub enum StoreState {
 /// Decides over one store.
 #[derive(Debug)]
 pub struct Limiter {
-    store: AnyStore,
+    buckets: Buckets,
     fallback: Fallback,
     clock: Clock,
+    /// The sub-bucket of sharded rules that this gateway asks first; gateways differ in it.
+    first_shard: u8,
     /// When a decision was last made without the store; 0 never.
     last_fallback: AtomicU64,
 }
 
+/// Where the buckets are, and how they are asked.
+#[derive(Debug)]
+enum Buckets {
+    /// In this process.
+    Here(MemoryStore),
+    /// In the shared store, one call a decision.
+    Shared(RedisStore),
+    /// In the shared store, with tokens leased ahead.
+    Leased(Arc<Leases>),
+}
+
+/// What has to run for a shared store, on a runtime of its own.
+#[derive(Debug)]
+pub struct Upkeep {
+    driver: Driver,
+    leases: Option<Arc<Leases>>,
+}
+
+impl Upkeep {
+    /// Runs until the limiter is gone.
+    pub async fn run(self) {
+        match self.leases {
+            None => self.driver.run().await,
+            Some(leases) => tokio::select! {
+                () = self.driver.run() => {}
+                () = leases.keep_up() => {}
+            },
+        }
+    }
+}
+
 impl Limiter {
-    /// A limiter over the store that the settings name, and the driver that has to run for it if that is a shared one.
-    /// While a shared store is away, the limiter enforces one share in `instances` of each limit.
+    /// A limiter over the store that the settings name, and what has to run for it if that is a shared one. While a
+    /// shared store is away, the limiter enforces one share in `instances` of each limit.
     ///
     /// # Errors
     /// When `store.url` is not one of Redis.
@@ -126,35 +176,75 @@ impl Limiter {
         store: &config::Store,
         settings: &config::Limiter,
         clock: Clock,
-    ) -> Result<(Self, Option<Driver>), ::redis::RedisError> {
-        let (store, driver) = match &store.url {
-            None => (AnyStore::Memory(MemoryStore::new(settings.max_keys, clock.clone())), None),
+    ) -> Result<(Self, Option<Upkeep>), ::redis::RedisError> {
+        let (buckets, upkeep) = match &store.url {
+            None => (Buckets::Here(MemoryStore::new(settings.max_keys, clock.clone())), None),
             Some(url) => {
-                let (store, driver) = redis::connect(store, &url.0)?;
-                (AnyStore::Redis(store), Some(driver))
+                let (shared, driver) = redis::connect(store, &url.0)?;
+                if settings.prefetch.enabled {
+                    let leases = Arc::new(Leases::new(shared, store.timeout, settings, clock.clone()));
+                    (Buckets::Leased(Arc::clone(&leases)), Some(Upkeep { driver, leases: Some(leases) }))
+                } else {
+                    (Buckets::Shared(shared), Some(Upkeep { driver, leases: None }))
+                }
             }
         };
         let fallback = Fallback::new(settings.instances, settings.max_keys, clock.clone());
-        Ok((Self { store, fallback, clock, last_fallback: AtomicU64::new(0) }, driver))
+        let first_shard = rand::random();
+        Ok((Self { buckets, fallback, clock, first_shard, last_fallback: AtomicU64::new(0) }, upkeep))
     }
 
     /// Takes the tokens of one request, or says why not. Never waits longer than `store.timeout`.
     pub async fn decide(&self, check: &Check<'_>) -> Decision {
-        let demand = [Demand { cost: check.cost, count: 1 }];
-        let call = Call { limit: check.limit, demand: &demand, prefetch: 0, report: Report::default() };
-        match self.store.call(check.key(), &call).await {
-            Ok(reply) => decision(check.limit, &reply, Source::Store),
-            Err(_) => self.without_store(check),
+        let decision = match (check.shards, &self.buckets) {
+            // Splitting spreads a bucket over the nodes of a store; here it would only cost.
+            (_, Buckets::Here(_)) | (0 | 1, _) => self.ask(check.key(None), check.limit, check.cost).await,
+            (shards, _) => self.ask_sharded(check, shards).await,
+        };
+        decision.unwrap_or_else(|| self.without_store(check))
+    }
+
+    /// Asks one bucket; `None` if the store gave no answer in time.
+    async fn ask(&self, key: KeyRef<'_>, limit: Limit, cost: u32) -> Option<Decision> {
+        let demand = [Demand { cost, count: 1 }];
+        let call = Call { limit, demand: &demand, prefetch: 0, report: Report::default() };
+        match &self.buckets {
+            Buckets::Here(store) => Some(decision(limit, &store.call_now(key, &call), Source::Store)),
+            Buckets::Shared(store) => {
+                store.call(key, &call).await.ok().map(|reply| decision(limit, &reply, Source::Store))
+            }
+            Buckets::Leased(leases) => leases.decide(key, limit, cost).await,
+        }
+    }
+
+    /// Gives leased tokens back, so that nobody has to wait for their leases to end. For the end of the process; takes
+    /// no longer than `longest`.
+    pub async fn close(&self, longest: Duration) {
+        if let Buckets::Leased(leases) = &self.buckets {
+            leases.close(longest).await;
         }
     }
 
     fn without_store(&self, check: &Check<'_>) -> Decision {
         self.last_fallback.store(self.clock.now().max(1), Ordering::Relaxed);
         match check.on_store_failure {
-            FailurePolicy::Local => self.fallback.decide(check),
+            FailurePolicy::Local => self.by_share(check),
             FailurePolicy::Open => Decision { outcome: Outcome::Allowed, source: Source::Open, quota: None },
             FailurePolicy::Closed => Decision { outcome: Outcome::Unavailable, source: Source::Closed, quota: None },
         }
+    }
+
+    /// By this gateway's share, which goes on from what the store last said, and is told to the store when it answers.
+    fn by_share(&self, check: &Check<'_>) -> Decision {
+        let Buckets::Leased(leases) = &self.buckets else { return self.fallback.decide(check, None) };
+        let shards = check.shards.max(1);
+        let key = check.key((shards > 1).then(|| self.first_shard % shards));
+        let news = leases.news(key).map(|tokens| tokens.saturating_mul(u32::from(shards)));
+        let decision = self.fallback.decide(check, news);
+        if decision.outcome == Outcome::Allowed {
+            leases.owe(key, check.cost, decision.quota.map_or(check.cost, |quota| quota.capacity));
+        }
+        decision
     }
 
     /// Whether a decision was made without the store in the last seconds.
@@ -165,43 +255,51 @@ impl Limiter {
 
     /// The store, for `/readyz` and the status page.
     pub fn store_state(&self) -> StoreState {
-        match &self.store {
-            AnyStore::Memory(_) => StoreState::InProcess,
-            AnyStore::Redis(store) => match store.link() {
-                Link::Starting => StoreState::Starting,
-                Link::Connected => StoreState::Connected,
-                Link::Away => StoreState::Away,
-            },
+        let link = match &self.buckets {
+            Buckets::Here(_) => return StoreState::InProcess,
+            Buckets::Shared(store) => store.link(),
+            Buckets::Leased(leases) => leases.store().link(),
+        };
+        match link {
+            Link::Starting => StoreState::Starting,
+            Link::Connected => StoreState::Connected,
+            Link::Away => StoreState::Away,
         }
     }
 
     /// Keys tracked in this process, and how many were forgotten for want of room.
     pub fn keys(&self) -> (usize, u64) {
-        let (mut tracked, mut forgotten) = self.fallback.keys();
-        if let AnyStore::Memory(store) = &self.store {
-            tracked += store.len();
-            forgotten += store.forgotten();
+        let (tracked, forgotten) = match &self.buckets {
+            Buckets::Here(store) => (store.len(), store.forgotten()),
+            Buckets::Shared(_) => (0, 0),
+            Buckets::Leased(leases) => leases.keys(),
+        };
+        let fallback = self.fallback.keys();
+        (tracked + fallback.0, forgotten + fallback.1)
+    }
+
+    /// Leased tokens that this gateway may spend without asking.
+    pub fn leased_tokens(&self) -> u64 {
+        match &self.buckets {
+            Buckets::Leased(leases) => leases.tokens(),
+            Buckets::Here(_) | Buckets::Shared(_) => 0,
         }
-        (tracked, forgotten)
     }
 }
 
 impl<'a> Check<'a> {
-    fn key(&self) -> KeyRef<'a> {
-        KeyRef { tenant: self.tenant, route: self.route, shadow: self.shadow }
+    fn key(&self, shard: Option<u8>) -> KeyRef<'a> {
+        KeyRef { tenant: self.tenant, route: self.route, shadow: self.shadow, shard }
     }
 }
 
 /// Reads a bucket's reply to one request.
 fn decision(limit: Limit, reply: &Reply, source: Source) -> Decision {
-    let capacity = limit.capacity();
-    let remaining = reply.tokens.min(capacity);
-    let reset = f64::from(capacity - remaining) / limit.refill_per_second();
     let outcome = match reply.granted {
         0 => Outcome::Denied { retry_after: reply.wait_ms.map(whole_seconds) },
         _ => Outcome::Allowed,
     };
-    Decision { outcome, source, quota: Some(Quota { capacity, remaining, reset: reset.ceil() as u32 }) }
+    Decision { outcome, source, quota: Some(Quota::new(limit, reply.tokens)) }
 }
 
 /// Rounded up, at least 1: a client that waits this long is never early. (RFC 9110 §10.2.3 allows whole seconds only.)

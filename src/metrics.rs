@@ -27,8 +27,7 @@ static DECISION_SECONDS: Lazy<HistogramVec> = Lazy::new(|| {
 });
 static STORE_CALLS: Lazy<IntCounterVec> =
     Lazy::new(|| counters(opts!("sekisho_store_calls_total", "Calls to the shared store"), &["result"]));
-/// Time of a call to the shared store, as the request saw it.
-pub static STORE_CALL_SECONDS: Lazy<Histogram> = Lazy::new(|| {
+static STORE_CALL_SECONDS: Lazy<Histogram> = Lazy::new(|| {
     let opts = histogram_opts!("sekisho_store_call_seconds", "Time of a store call", DECISION_BUCKETS.to_vec());
     registered(Histogram::with_opts(opts))
 });
@@ -46,6 +45,9 @@ pub static KEYS_FORGOTTEN: Lazy<IntGauge> =
 /// Gateways that share the limits.
 pub static GATEWAYS_LIVE: Lazy<IntGauge> =
     Lazy::new(|| gauge("sekisho_gateways_live", "Gateways that share the limits"));
+/// Leased tokens that this gateway may spend without asking.
+pub static LEASE_TOKENS: Lazy<IntGauge> =
+    Lazy::new(|| gauge("sekisho_lease_tokens", "Leased tokens that may be spent without asking the store"));
 /// Rules in force.
 pub static RULES_LOADED: Lazy<IntGauge> = Lazy::new(|| gauge("sekisho_rules_loaded", "Rules in force"));
 /// Rules left out or kept at their last good version.
@@ -78,11 +80,14 @@ pub enum StoreCall {
     Rejected,
 }
 
-/// Counts one call to the shared store.
-pub fn store_call(result: StoreCall) {
+/// Counts one call to the shared store, which took so many seconds from the queue to its reply.
+pub fn store_call(result: StoreCall, seconds: f64) {
     static HANDLES: Lazy<[IntCounter; 4]> =
         Lazy::new(|| ["ok", "timeout", "error", "rejected"].map(|result| STORE_CALLS.with_label_values(&[result])));
     HANDLES[result as usize].inc();
+    if result != StoreCall::Rejected {
+        STORE_CALL_SECONDS.observe(seconds);
+    }
 }
 
 /// Sets how often the rules were read, as (good, failed), in the order of [`Source::ALL`](crate::rules::Source).

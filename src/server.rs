@@ -1,6 +1,7 @@
 //! Assembles the process: listeners, background services, signals, shutdown.
 
 mod drain;
+mod plain;
 mod services;
 
 use std::convert::Infallible;
@@ -8,11 +9,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
-use pingora::apps::HttpServerOptions;
 use pingora::listeners::tls::TlsSettings;
-use pingora::proxy::ProxyServiceBuilder;
 use pingora::server::Server;
 use pingora::server::configuration::{Opt, ServerConf};
 use pingora::services::background::background_service;
@@ -28,8 +26,6 @@ use crate::metrics;
 use crate::rules::LoadError;
 use crate::rules::Loader;
 
-/// An idle HTTP/2 client connection is closed after this; Pingora's default is never.
-const H2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Idle connections to upstreams kept for reuse, per worker thread.
 const UPSTREAM_POOL: usize = 256;
 /// Exit code of a process that could not start.
@@ -92,7 +88,7 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
         Loader::new(&settings.rules, &settings.limiter.default_rule, &settings.identity.mode, &settings.routes);
     loader.initial_load()?;
 
-    let (limiter, driver) = Limiter::new(&settings.store, &settings.limiter, Clock::monotonic())?;
+    let (limiter, store) = Limiter::new(&settings.store, &settings.limiter, Clock::monotonic())?;
     let limiter = Arc::new(limiter);
     let (gateway, upkeep) =
         Gateway::new(&settings, Arc::clone(loader.rules()), Arc::clone(loader.keys()), Arc::clone(&limiter))?;
@@ -106,17 +102,19 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     let mut server = Server::new_with_opt_and_conf(options, server_conf(&settings, start));
     server.bootstrap();
 
-    let draining = Arc::new(AtomicBool::new(false));
-    let drain = drain::Drain::new(gateway.in_flight(), Arc::clone(&draining), settings.server.grace_period);
-    let admin = Admin::new(&settings, &loader, Arc::clone(&limiter), explainer, draining);
+    let (listening, draining) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let drain = drain::Drain::new(
+        gateway.in_flight(),
+        Arc::clone(&limiter),
+        Arc::clone(&draining),
+        settings.server.grace_period,
+    );
+    let admin = Admin::new(&settings, &loader, Arc::clone(&limiter), explainer, Arc::clone(&listening), draining);
     let mut admin = Service::new("admin".to_owned(), admin);
     admin.add_tcp(&settings.admin.listen.to_string());
     admin.threads = Some(1);
 
-    let mut http = HttpServerOptions::default();
-    http.h2c = true;
-    http.h2_idle_timeout = Some(H2_IDLE_TIMEOUT);
-    let mut proxy = ProxyServiceBuilder::new(&server.configuration, gateway).name("proxy").server_options(http).build();
+    let mut proxy = Service::new("proxy".to_owned(), plain::Connections::new(&server.configuration, gateway));
     for address in &settings.server.listen {
         proxy.add_tcp(&address.to_string());
     }
@@ -133,17 +131,23 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     server.add_service(background_service("upstreams", upkeep));
     server.add_service(background_service("rules", services::RulesService::new(loader)));
     server.add_service(background_service("drain", drain));
-    if let Some(driver) = driver {
-        server.add_service(background_service("store", services::StoreService::new(driver)));
+    let listening = services::ListeningService::new(public_addresses(&settings).collect(), listening);
+    server.add_service(background_service("listening", listening));
+    if let Some(store) = store {
+        server.add_service(background_service("store", services::StoreService::new(store)));
     }
     server.run_forever()
 }
 
+/// Where clients connect.
+fn public_addresses(settings: &Settings) -> impl Iterator<Item = SocketAddr> {
+    let tls = settings.server.tls.iter().map(|listener| listener.listen);
+    settings.server.listen.iter().copied().chain(tls)
+}
+
 /// Binds every listener once, so that an address that is taken ends the start with one clear line.
 fn probe(settings: &Settings) -> Result<(), StartError> {
-    let tls = settings.server.tls.iter().map(|listener| listener.listen);
-    let all = settings.server.listen.iter().copied().chain(tls).chain([settings.admin.listen]);
-    for address in all {
+    for address in public_addresses(settings).chain([settings.admin.listen]) {
         TcpListener::bind(address).map_err(|error| StartError::Listen { address, error })?;
     }
     Ok(())

@@ -47,21 +47,3 @@ impl StoreError {
         matches!(self.0, Kind::Overloaded | Kind::Disconnected)
     }
 }
-
-/// The store that the configuration chose.
-#[derive(Debug)]
-pub enum AnyStore {
-    /// In this process.
-    Memory(memory::MemoryStore),
-    /// In Redis.
-    Redis(redis::RedisStore),
-}
-
-impl Store for AnyStore {
-    async fn call(&self, key: KeyRef<'_>, call: &Call<'_>) -> Result<Reply, StoreError> {
-        match self {
-            Self::Memory(store) => store.call(key, call).await,
-            Self::Redis(store) => store.call(key, call).await,
-        }
-    }
-}

@@ -1,13 +1,15 @@
-//! The log: lines on stderr, as text; `RUST_LOG` chooses what is told (default `info`).
+//! The log: lines on stderr; `RUST_LOG` chooses what is told (default `info`).
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
-/// Pingora reports each client that breaks off, and each start and stop in detail; what an operator has to know of
-/// that, the gateway says itself.
-const DEFAULT: &str = "info,pingora_core=warn,pingora_proxy=warn,pingora_load_balancing=warn";
+/// Never more than this of Pingora's own log: below it stand whole request heads, API keys included.
+const QUIET: [&str; 4] = ["pingora_core", "pingora_proxy", "pingora_http", "pingora_load_balancing"];
 
 /// Starts logging. A second call changes nothing.
 pub fn init() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT));
+    let chosen = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let filter =
+        QUIET.iter().filter_map(|target| format!("{target}=warn").parse().ok()).fold(chosen, EnvFilter::add_directive);
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
 }

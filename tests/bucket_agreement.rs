@@ -22,6 +22,7 @@ struct Step {
     used: u32,
     held: u32,
     back: u32,
+    owed: u32,
 }
 
 fn limits() -> impl Strategy<Value = Limit> {
@@ -33,11 +34,20 @@ fn limits() -> impl Strategy<Value = Limit> {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let pause = prop_oneof![8 => 0_i64..300, 4 => 0_i64..5_000, 1 => -1_500_i64..0, 1 => -3_600_000_i64..3_600_000];
     let demand = prop::collection::vec((1_u32..6, 1_u32..40), 0..4);
-    let report = (0_u64..4, 0_u32..12, 0_u32..12, 0_u32..12);
-    let report = prop_oneof![1 => Just((0, 0, 0, 0)), 2 => report];
-    let step = (pause, demand, 0_u32..120, report).prop_map(|(pause, demand, prefetch, (age, used, held, back))| {
-        Step { pause, limit: Limit::new(1, 1.0).unwrap(), demand, prefetch, age, used, held, back }
-    });
+    let report = (0_u64..4, 0_u32..12, 0_u32..12, 0_u32..12, 0_u32..5);
+    let report = prop_oneof![1 => Just((0, 0, 0, 0, 0)), 2 => report];
+    let step =
+        (pause, demand, 0_u32..120, report).prop_map(|(pause, demand, prefetch, (age, used, held, back, owed))| Step {
+            pause,
+            limit: Limit::new(1, 1.0).unwrap(),
+            demand,
+            prefetch,
+            age,
+            used,
+            held,
+            back,
+            owed,
+        });
     // One rule for most of a sequence, changed once in between.
     (limits(), limits(), prop::collection::vec(step, 1..60), 0_usize..60).prop_map(
         |(first, second, mut steps, change)| {
@@ -69,14 +79,14 @@ fn the_script_and_the_bucket_in_rust_agree() {
             now = now.saturating_add_signed(step.pause);
             let demand: Vec<_> = step.demand.iter().map(|&(cost, count)| Demand { cost, count }).collect();
             let generation = now / GENERATION_MS - step.age;
-            let report = Report { generation, used: step.used, held: step.held, back: step.back };
+            let report = Report { generation, used: step.used, held: step.held, back: step.back, owed: step.owed };
             let call = Call { limit: step.limit, demand: &demand, prefetch: step.prefetch, report };
             let rust = bucket.get_or_insert_with(|| Bucket::full(step.limit, now)).call(now, &call);
 
             let mut lua = script.prepare_invoke();
             lua.key(&key).key(now / 1000).key(now % 1000 * 1000);
             lua.arg(step.limit.capacity()).arg(step.limit.refill_per_second()).arg(step.prefetch);
-            lua.arg(generation).arg(step.used).arg(step.held).arg(step.back);
+            lua.arg(generation).arg(step.used).arg(step.held).arg(step.back).arg(step.owed);
             for demand in &demand {
                 lua.arg(demand.cost).arg(demand.count);
             }

@@ -1,18 +1,18 @@
 //! The phases of a request against a gateway in this process, over real sockets: what clients and upstreams see when all
 //! is well, and when one of them misbehaves.
 
-#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)]
+#![allow(clippy::unwrap_used, reason = "also in the functions that tests call")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use pingora::proxy::http_proxy_service;
 use pingora::server::configuration::ServerConf;
 use pingora::server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch};
+use pingora_proxy::http_proxy_service;
 use sekisho::bucket::Limit;
 use sekisho::clock::Clock;
 use sekisho::config::{self, Balance, IdentityMode, Settings};
@@ -20,6 +20,7 @@ use sekisho::gateway::Gateway;
 use sekisho::limiter::Limiter;
 use sekisho::rules::keys::Keys;
 use sekisho::rules::{FailurePolicy, Mode, Rule, Rules};
+use tokio::time::Instant;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -150,7 +151,7 @@ fn wait_until(mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain");
-        std::thread::yield_now();
+        std::thread::park_timeout(Duration::from_millis(2));
     }
 }
 

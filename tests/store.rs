@@ -10,8 +10,22 @@ use sekisho::clock::Clock;
 use sekisho::config::{self, Secret};
 use sekisho::key::KeyRef;
 use sekisho::store::memory::MemoryStore;
-use sekisho::store::redis::{self, Link};
-use sekisho::store::{AnyStore, Store};
+use sekisho::store::redis::{self, Link, RedisStore};
+use sekisho::store::{Store, StoreError};
+
+enum AnyStore {
+    Memory(MemoryStore),
+    Redis(RedisStore),
+}
+
+impl AnyStore {
+    async fn call(&self, key: KeyRef<'_>, call: &Call<'_>) -> Result<Reply, StoreError> {
+        match self {
+            Self::Memory(store) => store.call(key, call).await,
+            Self::Redis(store) => store.call(key, call).await,
+        }
+    }
+}
 
 fn memory() -> AnyStore {
     AnyStore::Memory(MemoryStore::new(10_000, Clock::monotonic()))
@@ -44,7 +58,7 @@ async fn take(store: &AnyStore, tenant: &str, limit: Limit, cost: u32, count: u3
     let route: Arc<str> = "route".into();
     let demand = [Demand { cost, count }];
     let call = Call { limit, demand: &demand, prefetch: 0, report: Report::default() };
-    store.call(KeyRef { tenant, route: &route, shadow: false }, &call).await.unwrap()
+    store.call(KeyRef { tenant, route: &route, shadow: false, shard: None }, &call).await.unwrap()
 }
 
 fn slow(capacity: i64) -> Limit {
@@ -85,7 +99,7 @@ over_both_stores! {
         let route: Arc<str> = "route".into();
         let demand = [Demand { cost: 2, count: 3 }, Demand { cost: 5, count: 2 }, Demand { cost: 1, count: 1 }];
         let call = Call { limit: slow(12), demand: &demand, prefetch: 0, report: Report::default() };
-        let reply = store.call(KeyRef { tenant: "a", route: &route, shadow: false }, &call).await.unwrap();
+        let reply = store.call(KeyRef { tenant: "a", route: &route, shadow: false, shard: None }, &call).await.unwrap();
         assert_eq!((reply.granted, reply.tokens), (4, 1), "2 + 2 + 2 + 5 of 12; the next 5 does not fit");
     }
 
@@ -95,7 +109,7 @@ over_both_stores! {
         assert_eq!(take(store, "a", slow(1), 1, 1).await.granted, 0);
         let call = Call { limit: slow(1), demand: &[Demand { cost: 1, count: 1 }], prefetch: 0, report: Report::default() };
         let (route, other): (Arc<str>, Arc<str>) = ("route".into(), "other".into());
-        for key in [KeyRef { tenant: "a", route: &other, shadow: false }, KeyRef { tenant: "a", route: &route, shadow: true }] {
+        for key in [KeyRef { tenant: "a", route: &other, shadow: false, shard: None }, KeyRef { tenant: "a", route: &route, shadow: true, shard: None }] {
             assert_eq!(store.call(key, &call).await.unwrap().granted, 1);
         }
     }
@@ -134,6 +148,6 @@ async fn calls_are_refused_at_once_while_redis_is_away() {
     tokio::spawn(driver.run());
     let route: Arc<str> = "route".into();
     let call = Call { limit: slow(5), demand: &[Demand { cost: 1, count: 1 }], prefetch: 0, report: Report::default() };
-    let error = store.call(KeyRef { tenant: "a", route: &route, shadow: false }, &call).await.unwrap_err();
+    let error = store.call(KeyRef { tenant: "a", route: &route, shadow: false, shard: None }, &call).await.unwrap_err();
     assert!(error.is_rejected(), "{error}");
 }

@@ -5,7 +5,8 @@
 --          lease_a and lease_b: tokens leased or renewed in the generation of ts and in the one before.
 -- ARGV     1 capacity (tokens)   2 refill (tokens per second)   3 prefetch wanted (tokens)
 --          4 generation of the gateway's stash, and its tokens: 5 used since the last report, 6 still held, 7 given back
---          8, 9 …  the requests that wait, in order, as pairs: cost (tokens), how many of that cost
+--          8 tokens admitted without the bucket while it did not answer, taken off it
+--          9, 10 …  the requests that wait, in order, as pairs: cost (tokens), how many of that cost
 -- Reply    1 requests granted    2 tokens leased ahead          3 generation
 --          4 stash known (1, 0)  5 whole tokens left            6 milliseconds until the next cost fits, -1 never
 --          7 healed (1 if the key held something that is not a bucket, 0)
@@ -17,7 +18,7 @@ local GENERATION = 2000 -- milliseconds
 
 local capacity, rate, prefetch = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local stash_generation = tonumber(ARGV[4])
-local used, held, back = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local used, held, back, owed = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -74,10 +75,11 @@ if out > 0 then
     tokens = math.min(tokens + back, math.max(0, capacity - lease_a - lease_b - held))
   end
 end
+tokens = math.max(0, tokens - owed)
 
 -- 4. Grant the longest prefix of the waiting costs that fits; only if all were granted, lease ahead.
 local granted, refused = 0, nil
-for i = 8, #ARGV, 2 do
+for i = 9, #ARGV, 2 do
   local cost, count = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
   local fit = math.min(count, math.floor(tokens / cost))
   granted, tokens = granted + fit, math.max(0, tokens - fit * cost)

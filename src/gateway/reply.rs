@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode, header};
 use pingora::http::ResponseHeader;
-use pingora::proxy::Session;
 use pingora::{Error, ErrorSource, ErrorType};
+use pingora_proxy::Session;
 
 use super::identity::IdentityError;
 use super::path::PathError;
@@ -211,9 +211,10 @@ pub async fn write(session: &mut Session, response: ResponseHeader, body: Bytes)
 /// What of the request has not been read when it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
-    /// Nothing (or the stream is HTTP/2, where a reset harms nobody else).
+    /// Nothing.
     Done,
-    /// A body that waits for a 100: it will not come.
+    /// A body that waits for a 100: it will not come. (Over HTTP/2 it is read like any other: ending the stream early
+    /// takes the answer with it, and the client ends its half when it has the answer.)
     Withheld,
     /// A body of at most [`KEPT_BODY`].
     Small,
@@ -223,11 +224,11 @@ enum Rest {
 
 impl Rest {
     fn of(session: &mut Session) -> Self {
-        if session.is_http2() || session.is_body_done() {
+        if session.is_body_done() {
             return Self::Done;
         }
         let headers = &session.req_header().headers;
-        if headers.contains_key(header::EXPECT) {
+        if !session.is_http2() && headers.contains_key(header::EXPECT) {
             return Self::Withheld;
         }
         let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
@@ -268,9 +269,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limiter::bucket::Limit;
+    use crate::bucket::Limit;
     use crate::limiter::{Decision, Quota, Source};
-    use crate::rules::{Mode, Rule};
+    use crate::rule::{Mode, Rule};
 
     fn verdict(outcome: Outcome, quota: Option<Quota>) -> Verdict {
         let rule = Rule {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{Version, header};
 use pingora::http::RequestHeader;
 use pingora::http::authority::{RawTargetAuthority, raw_target_authority};
-use pingora::proxy::Session;
+use pingora_proxy::Session;
 
 use super::path;
 use super::reply::Problem;

@@ -8,7 +8,7 @@ use http::HeaderValue;
 use pingora::http::ResponseHeader;
 
 use crate::limiter::{Decision, Outcome};
-use crate::rules::Rule;
+use crate::rule::Rule;
 
 const LIMIT: &str = "X-RateLimit-Limit";
 const REMAINING: &str = "X-RateLimit-Remaining";
@@ -95,7 +95,7 @@ fn put(response: &mut ResponseHeader, name: &'static str, value: HeaderValue) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::bucket::Limit;
+    use crate::bucket::Limit;
     use crate::limiter::{Quota, Source};
 
     fn verdict(outcome: Outcome, source: Source, quota: Option<Quota>) -> Verdict {

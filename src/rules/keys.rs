@@ -14,8 +14,9 @@ use serde_json::value::RawValue;
 use super::ANY;
 use super::file::{FileError, read_array};
 use super::merge::Place;
-use super::raw::{check_id, shown, unquote, without_position};
+use super::raw::{check_id, unquote, without_position};
 use super::report::{LoadError, Record, Rejected, Source, Status};
+use crate::rule::shown;
 
 // Its keys are SHA-256 already: nobody chooses where they fall.
 type KeyMap = HashMap<[u8; 32], Arc<str>, FixedState>;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::raw::{Entry, check_id, shown};
+use super::raw::{Entry, check_id};
 use super::report::Rejected;
 use super::set::{Building, RuleSet};
+use crate::rule::shown;
 
 /// Where an entry was read.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +38,8 @@ pub(super) struct Merged {
 /// A set in the making, entry by entry: nothing of a source that fails half-way gets out of here.
 ///
 /// A new rule that is invalid is left out, a changed one that is invalid keeps its version in force, and of several for
-/// the same tenant and route none changes anything. Unchanged rules keep their `Arc`.
+/// the same tenant and route none changes anything. An entry that does not even say for whom it is may be a changed
+/// version of any rule: while there is one, no rule in force goes away. Unchanged rules keep their `Arc`.
 #[derive(Debug)]
 pub(super) struct Merge {
     in_force: Arc<RuleSet>,
@@ -46,6 +48,8 @@ pub(super) struct Merge {
     /// (tenant, route) that no entry may change any more.
     refused: HashSet<(Box<str>, Box<str>), foldhash::fast::RandomState>,
     rejected: Rejected,
+    /// Was there an entry that may stand for any rule?
+    anonymous: bool,
 }
 
 impl Merge {
@@ -56,6 +60,7 @@ impl Merge {
             names: HashSet::default(),
             refused: HashSet::default(),
             rejected,
+            anonymous: false,
         }
     }
 
@@ -69,6 +74,7 @@ impl Merge {
         };
         let ids = check_id("tenant_id", tenant).and_then(|()| check_id("route_id", route));
         let (Ok(()), Some(tenant), Some(route)) = (&ids, tenant, route) else {
+            self.anonymous |= tenant.is_none() || route.is_none();
             let problem = terms.err().or(ids.err()).unwrap_or_default();
             return reject(&mut self.rejected, &problem);
         };
@@ -93,7 +99,14 @@ impl Merge {
         self.refuse(tenant, route);
     }
 
-    pub(super) fn finish(self) -> Merged {
+    pub(super) fn finish(mut self) -> Merged {
+        if self.anonymous {
+            for rule in self.in_force.iter() {
+                if !self.building.contains(&rule.tenant_id, &rule.route_id) {
+                    self.building.put(Arc::clone(rule));
+                }
+            }
+        }
         Merged { set: self.building.finish(Arc::clone(self.in_force.default_rule())), rejected: self.rejected }
     }
 
@@ -179,6 +192,17 @@ mod tests {
         let (before, _) = merge(&empty(), &[&rule("a", 5), &rule("b", 6)]);
         let (after, _) = merge(&before, &[&rule("b", 6)]);
         assert_eq!((capacity(&after, "a"), after.len()), (None, 1));
+    }
+
+    #[test]
+    fn while_an_entry_may_be_any_rule_no_rule_goes_away() {
+        let (before, _) = merge(&empty(), &[&rule("a", 5), &rule("b", 6)]);
+        for anonymous in ["1", "{}", r#"{"route_id": "r", "capacity": 5, "refill_per_second": 1}"#] {
+            let (after, faults) = merge(&before, &[&rule("b", 7), anonymous]);
+            assert_eq!((capacity(&after, "a"), capacity(&after, "b"), faults.len()), (Some(5), Some(7), 1));
+        }
+        let (after, _) = merge(&before, &[&rule("b", 7), &rule("", 1)]);
+        assert_eq!(capacity(&after, "a"), None, "an id that no rule can have stands for no rule in force");
     }
 
     #[test]

@@ -9,13 +9,14 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{FailurePolicy, Mode, Rule, parse_refill};
-use crate::limiter::bucket::Limit;
-
-/// The longest id, in characters.
-const LONGEST_ID: usize = 64;
+use crate::bucket::Limit;
+use crate::rule::{LONGEST_ID, shown};
 
 /// The greatest number of shards.
 const MOST_SHARDS: i64 = 100;
+
+/// The smallest capacity of a shard, in tokens, unless there is only one.
+const SMALLEST_SHARD: u32 = 20;
 
 /// One entry of a source: for whom it is, as far as that can be told, and what it says.
 #[derive(Debug)]
@@ -102,7 +103,7 @@ impl RawTerms<'_> {
             Some(other) => return Err(format!("enabled is {}, allowed are true, false", shown(other))),
         };
         let comment = self.comment.as_deref().map(Box::from);
-        Ok(Terms { limit, cost, on_store_failure, shards: self.shards()?, mode, enabled, comment })
+        Ok(Terms { limit, cost, on_store_failure, shards: self.shards(limit, cost)?, mode, enabled, comment })
     }
 
     /// Tokens per second, from whichever of the two fields is there.
@@ -119,10 +120,17 @@ impl RawTerms<'_> {
         }
     }
 
-    fn shards(&self) -> Result<u8, String> {
-        match self.shards.map(|text| integer("shards", text, 1, MOST_SHARDS)).transpose()? {
-            None | Some(1) => Ok(1),
-            Some(more) => Err(format!("shards is {more}: more than 1 is not available in this version, allowed is 1")),
+    /// Each sub-bucket must hold what one request takes, and enough to be of use.
+    fn shards(&self, limit: Limit, cost: Option<NonZeroU32>) -> Result<u8, String> {
+        let Some(text) = self.shards else { return Ok(1) };
+        let shards = integer("shards", text, 1, MOST_SHARDS)?;
+        let least = cost.map_or(1, u32::from).max(SMALLEST_SHARD);
+        let most = (limit.capacity() / least).max(1);
+        match u8::try_from(shards) {
+            Ok(shards) if u32::from(shards) <= most => Ok(shards),
+            _ => Err(format!(
+                "shards is {shards}: a shard holds at least {least} tokens, allowed are integers from 1 to {most}"
+            )),
         }
     }
 }
@@ -140,15 +148,6 @@ pub(super) fn check_id(field: &str, id: Option<&str>) -> Result<(), String> {
         Some(_) => return Ok(()),
     };
     Err(format!("{field} {problem}, allowed are 1 to {LONGEST_ID} characters, none of them a control character"))
-}
-
-/// Text from a source, fit for one line of a message.
-pub(super) fn shown(text: &str) -> String {
-    let mut shown: String = text.chars().take(LONGEST_ID).flat_map(char::escape_debug).collect();
-    if text.chars().nth(LONGEST_ID).is_some() {
-        shown.push('…');
-    }
-    shown
 }
 
 fn integer(field: &str, text: &str, least: i64, most: i64) -> Result<i64, String> {
@@ -339,7 +338,7 @@ mod tests {
             ),
             (
                 r#""capacity": 9, "refill_per_second": 1, "shards": 4"#,
-                "shards is 4: more than 1 is not available in this version, allowed is 1".into(),
+                "shards is 4: a shard holds at least 20 tokens, allowed are integers from 1 to 1".into(),
             ),
             (
                 r#""capacity": 9, "refill_per_second": 1, "mode": "off""#,

@@ -149,3 +149,69 @@ impl Record {
         self.status.last_error = Some(error);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write};
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The lines that `work` logs.
+    fn logged(work: impl FnOnce()) -> Vec<String> {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(subscriber, work);
+        String::from_utf8(log.0.lock().clone()).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    fn rejected(faults: &[&str]) -> Rejected {
+        let mut rejected = Rejected::default();
+        faults.iter().for_each(|fault| rejected.push(|| (*fault).to_owned()));
+        rejected
+    }
+
+    #[test]
+    fn a_fault_is_logged_when_it_appears_and_not_at_every_refresh() {
+        let mut record = Record::new("rules");
+        assert_eq!(logged(|| record.good(Source::File, 1, rejected(&["first"]), true)).len(), 2);
+        assert_eq!(logged(|| record.good(Source::File, 1, rejected(&["first"]), false)), [] as [String; 0]);
+        let lines = logged(|| record.good(Source::File, 1, rejected(&["first", "second"]), false));
+        assert!(lines.len() == 1 && lines[0].contains("second"), "{lines:?}");
+    }
+
+    #[test]
+    fn a_failing_source_is_logged_once_and_so_is_its_recovery() {
+        let mut record = Record::new("rules");
+        record.good(Source::Postgres, 1, rejected(&[]), true);
+        assert_eq!(logged(|| record.failed(Source::Postgres, &LoadError::NoKeys)).len(), 1);
+        assert_eq!(logged(|| record.failed(Source::Postgres, &LoadError::NoKeys)).len(), 0);
+        assert!(record.status(1).last_error.is_some());
+        assert_eq!(logged(|| record.good(Source::Postgres, 1, rejected(&[]), false)).len(), 1);
+        let status = record.status(1);
+        assert_eq!((status.last_error, status.reloads), (None, [(0, 0), (2, 2), (0, 0)]));
+    }
+
+    #[test]
+    fn only_so_many_faults_are_kept_but_all_are_counted() {
+        let mut rejected = Rejected::default();
+        (0..1000).for_each(|n| rejected.push(|| n.to_string()));
+        assert_eq!((rejected.total, rejected.faults.len()), (1000, MOST_NAMED));
+    }
+}

@@ -186,7 +186,7 @@ fn segment_of(hash: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::bucket::Limit;
+    use crate::bucket::Limit;
     use proptest::prelude::*;
 
     fn rule(tenant: &str, route: &str) -> Rule {

@@ -10,23 +10,34 @@ use pingora::server::ShutdownWatch;
 use pingora::services::background::BackgroundService;
 use tokio::time::{Instant, sleep};
 
+use crate::limiter::Limiter;
+
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Nothing must have been in flight for this long: a connection accepted before the listeners closed may only now send
 /// its request.
 const QUIET_FOR: Duration = Duration::from_millis(200);
 
+/// The longest that leased tokens take to go back.
+const CLOSE_FOR: Duration = Duration::from_millis(500);
+
 /// Waits for the shutdown, then for the last request.
 #[derive(Debug)]
 pub(super) struct Drain {
     in_flight: Arc<AtomicUsize>,
+    limiter: Arc<Limiter>,
     draining: Arc<AtomicBool>,
     grace_period: Duration,
 }
 
 impl Drain {
     /// `draining` turns true when the shutdown begins.
-    pub(super) fn new(in_flight: Arc<AtomicUsize>, draining: Arc<AtomicBool>, grace_period: Duration) -> Self {
-        Self { in_flight, draining, grace_period }
+    pub(super) fn new(
+        in_flight: Arc<AtomicUsize>,
+        limiter: Arc<Limiter>,
+        draining: Arc<AtomicBool>,
+        grace_period: Duration,
+    ) -> Self {
+        Self { in_flight, limiter, draining, grace_period }
     }
 }
 
@@ -50,6 +61,7 @@ impl BackgroundService for Drain {
             0 => tracing::info!("nothing in flight any more: stopping"),
             _ => tracing::warn!(left, "the grace period is over: stopping"),
         }
+        self.limiter.close(CLOSE_FOR).await;
         // Pingora would sleep through the whole grace period.
         exit(0);
     }

@@ -1,14 +1,21 @@
 //! What runs beside the proxy, each on a runtime of its own.
 
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use pingora::server::ShutdownWatch;
 use pingora::services::background::BackgroundService;
+use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
+use tokio::time::sleep;
 
+use crate::limiter::Upkeep;
 use crate::rules::Loader;
-use crate::store::redis::Driver;
 
 /// Keeps rules and keys up to date: every `rules.refresh`, and on SIGHUP.
 #[derive(Debug)]
@@ -48,12 +55,12 @@ impl BackgroundService for RulesService {
 /// Talks to the shared store.
 #[derive(Debug)]
 pub(super) struct StoreService {
-    driver: Mutex<Option<Driver>>,
+    upkeep: Mutex<Option<Upkeep>>,
 }
 
 impl StoreService {
-    pub(super) fn new(driver: Driver) -> Self {
-        Self { driver: Mutex::new(Some(driver)) }
+    pub(super) fn new(upkeep: Upkeep) -> Self {
+        Self { upkeep: Mutex::new(Some(upkeep)) }
     }
 }
 
@@ -61,9 +68,36 @@ impl StoreService {
 impl BackgroundService for StoreService {
     /// Ends with the process, not with the first sign of shutdown: requests that are still in flight need the store.
     async fn start(&self, _shutdown: ShutdownWatch) {
-        let driver = self.driver.lock().take();
-        if let Some(driver) = driver {
-            driver.run().await;
+        let upkeep = self.upkeep.lock().take();
+        if let Some(upkeep) = upkeep {
+            upkeep.run().await;
         }
+    }
+}
+
+/// Finds out when clients can connect: Pingora binds listeners in tasks of their own and tells nobody.
+#[derive(Debug)]
+pub(super) struct ListeningService {
+    addresses: Vec<SocketAddr>,
+    listening: Arc<AtomicBool>,
+}
+
+impl ListeningService {
+    /// Sets `listening` once all of `addresses` take connections.
+    pub(super) fn new(addresses: Vec<SocketAddr>, listening: Arc<AtomicBool>) -> Self {
+        Self { addresses, listening }
+    }
+}
+
+#[async_trait]
+impl BackgroundService for ListeningService {
+    async fn start(&self, _shutdown: ShutdownWatch) {
+        const LOOK_EVERY: Duration = Duration::from_millis(5);
+        for address in &self.addresses {
+            while TcpStream::connect(address).await.is_err() {
+                sleep(LOOK_EVERY).await;
+            }
+        }
+        self.listening.store(true, Ordering::Relaxed);
     }
 }

@@ -42,6 +42,13 @@ impl MemoryStore {
         })
     }
 
+    /// Leaves at most `tokens` in the bucket `key`.
+    pub fn lower(&self, key: KeyRef<'_>, limit: Limit, tokens: f64) {
+        let now = self.clock.now();
+        let new = || Kept { bucket: Bucket::full(limit, now), limit };
+        self.ledger.with(key, now, new, |kept| kept.bucket.lower(now, limit, tokens));
+    }
+
     /// Buckets held now.
     pub fn len(&self) -> usize {
         self.ledger.len()

@@ -5,13 +5,15 @@
 mod driver;
 mod script;
 
+use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
-use crate::bucket::{Call, Limit, Reply, Report};
+use crate::bucket::{Call, Demand, Limit, Reply, Report};
 use crate::config;
 use crate::key::{Key, KeyRef};
 use crate::metrics;
@@ -30,11 +32,29 @@ pub struct RedisStore {
     link: Arc<LinkCell>,
 }
 
-impl RedisStore {
-    /// The connection now.
-    pub fn link(&self) -> Link {
-        self.link.get()
-    }
+/// One call for one key, on its way.
+pub trait Work: fmt::Debug + Send {
+    /// The bucket.
+    fn key(&self) -> &Key;
+
+    /// What to call, decided when the call is about to be sent; `None` if there is no more reason to.
+    fn begin(&mut self) -> Option<Message>;
+
+    /// Takes the reply.
+    fn finish(self: Box<Self>, result: Result<Reply, StoreError>);
+}
+
+/// A [`Call`] that owns what it says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    /// See [`Call::limit`].
+    pub limit: Limit,
+    /// See [`Call::demand`].
+    pub demand: Vec<Demand>,
+    /// See [`Call::prefetch`].
+    pub prefetch: u32,
+    /// See [`Call::report`].
+    pub report: Report,
 }
 
 /// The connection to Redis.
@@ -50,31 +70,40 @@ pub enum Link {
 
 /// A [`Link`] that the driver sets and everybody reads.
 #[derive(Debug)]
-struct LinkCell(AtomicU8);
+struct LinkCell {
+    link: AtomicU8,
+    /// Redis answers with errors.
+    refusing: AtomicBool,
+}
 
 impl LinkCell {
+    fn new() -> Self {
+        Self { link: AtomicU8::new(Link::Starting as u8), refusing: AtomicBool::new(false) }
+    }
+
     fn get(&self) -> Link {
-        [Link::Starting, Link::Connected, Link::Away][usize::from(self.0.load(Ordering::Relaxed))]
+        [Link::Starting, Link::Connected, Link::Away][usize::from(self.link.load(Ordering::Relaxed))]
+    }
+
+    /// Logs what Redis refuses, once until it answers again.
+    fn note(&self, key: &str, refused: Option<&StoreError>) {
+        if self.refusing.load(Ordering::Relaxed) == refused.is_some() {
+            return;
+        }
+        self.refusing.store(refused.is_some(), Ordering::Relaxed);
+        match refused {
+            Some(error) => tracing::warn!(key, "{error}; each rule's on_store_failure applies"),
+            None => tracing::info!("the store answers again"),
+        }
     }
 
     /// Returns what it was before.
     fn set(&self, link: Link) -> Link {
         let before = self.get();
-        self.0.store(link as u8, Ordering::Relaxed);
+        self.link.store(link as u8, Ordering::Relaxed);
         metrics::STORE_CONNECTED.set(i64::from(link == Link::Connected));
         before
     }
-}
-
-/// One call on its way, and where its answer goes.
-#[derive(Debug)]
-struct Job {
-    key: Key,
-    limit: Limit,
-    demand: Vec<crate::bucket::Demand>,
-    prefetch: u32,
-    report: Report,
-    answer: oneshot::Sender<Result<Reply, StoreError>>,
 }
 
 /// The store and the driver that has to run for it.
@@ -83,43 +112,88 @@ struct Job {
 /// When the URL is not one of Redis.
 pub fn connect(settings: &config::Store, url: &str) -> Result<(RedisStore, Driver), ::redis::RedisError> {
     let (queue, jobs) = mpsc::channel(QUEUE);
-    let link = Arc::new(LinkCell(AtomicU8::new(Link::Starting as u8)));
+    let link = Arc::new(LinkCell::new());
     let driver = Driver::new(url, settings.key_prefix.clone(), jobs, Arc::clone(&link))?;
     Ok((RedisStore { queue, timeout: settings.timeout, link }, driver))
 }
 
-impl Store for RedisStore {
-    async fn call(&self, key: KeyRef<'_>, call: &Call<'_>) -> Result<Reply, StoreError> {
-        let timer = metrics::STORE_CALL_SECONDS.start_timer();
-        let (answer, reply) = oneshot::channel();
-        let job = Job {
-            key: key.to_key(),
-            limit: call.limit,
-            demand: call.demand.to_vec(),
-            prefetch: call.prefetch,
-            report: call.report,
-            answer,
-        };
-        let result = match self.queue.try_send(job) {
-            Err(mpsc::error::TrySendError::Full(_)) => Err(Kind::Overloaded.into()),
-            Err(mpsc::error::TrySendError::Closed(_)) => Err(Kind::Disconnected.into()),
-            Ok(()) => match tokio::time::timeout(self.timeout, reply).await {
-                Ok(Ok(result)) => result,
-                Ok(Err(_)) => Err(Kind::Disconnected.into()),
-                Err(_) => Err(Kind::Timeout.into()),
-            },
-        };
+impl RedisStore {
+    /// The connection now.
+    pub fn link(&self) -> Link {
+        self.link.get()
+    }
+
+    /// Sends a call on its way. Its reply comes to [`Work::finish`], at once where the store is known to be away or too
+    /// much waits for it.
+    pub fn submit(&self, work: Box<dyn Work>) {
+        let job = Job { work, queued: Instant::now(), timeout: self.timeout };
+        if self.link() == Link::Away {
+            return job.finish(Err(Kind::Disconnected.into()));
+        }
+        match self.queue.try_send(job) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(job)) => job.finish(Err(Kind::Overloaded.into())),
+            Err(mpsc::error::TrySendError::Closed(job)) => job.finish(Err(Kind::Disconnected.into())),
+        }
+    }
+}
+
+/// Work in the queue.
+#[derive(Debug)]
+struct Job {
+    work: Box<dyn Work>,
+    queued: Instant,
+    timeout: Duration,
+}
+
+impl Job {
+    fn finish(self, result: Result<Reply, StoreError>) {
+        let took = self.queued.elapsed();
         let outcome = match &result {
+            Ok(_) if took > self.timeout => metrics::StoreCall::Timeout,
             Ok(_) => metrics::StoreCall::Ok,
             Err(error) if error.is_timeout() => metrics::StoreCall::Timeout,
             Err(error) if error.is_rejected() => metrics::StoreCall::Rejected,
             Err(_) => metrics::StoreCall::Error,
         };
-        metrics::store_call(outcome);
-        match outcome {
-            metrics::StoreCall::Rejected => drop(timer.stop_and_discard()),
-            _ => timer.observe_duration(),
+        metrics::store_call(outcome, took.as_secs_f64());
+        self.work.finish(result);
+    }
+}
+
+impl Store for RedisStore {
+    async fn call(&self, key: KeyRef<'_>, call: &Call<'_>) -> Result<Reply, StoreError> {
+        let (answer, reply) = oneshot::channel();
+        let message =
+            Message { limit: call.limit, demand: call.demand.to_vec(), prefetch: call.prefetch, report: call.report };
+        self.submit(Box::new(Plain { key: key.to_key(), message: Some(message), answer }));
+        match tokio::time::timeout(self.timeout, reply).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(Kind::Disconnected.into()),
+            Err(_) => Err(Kind::Timeout.into()),
         }
-        result
+    }
+}
+
+/// A call that somebody waits for.
+#[derive(Debug)]
+struct Plain {
+    key: Key,
+    message: Option<Message>,
+    answer: oneshot::Sender<Result<Reply, StoreError>>,
+}
+
+impl Work for Plain {
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn begin(&mut self) -> Option<Message> {
+        // What is granted to somebody who has left would be lost.
+        self.message.take().filter(|_| !self.answer.is_closed())
+    }
+
+    fn finish(self: Box<Self>, result: Result<Reply, StoreError>) {
+        let _ = self.answer.send(result);
     }
 }

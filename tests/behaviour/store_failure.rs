@@ -88,6 +88,7 @@ async fn a_store_that_is_absent_at_start_is_used_when_it_comes() {
     policies_hold(&gateways[0]).await;
     redis.restart().await;
     enforced_by_all(&gateways).await;
+    no_longer_degraded(&gateways).await;
 }
 
 /// Waits until both gateways take tokens from one bucket again.
@@ -104,8 +105,11 @@ async fn enforced_by_all(gateways: &[crate::support::Gateway]) {
         }
     })
     .await;
+}
+
+async fn no_longer_degraded(gateways: &[crate::support::Gateway]) {
     for gateway in gateways {
-        eventually("no longer degraded", Duration::from_secs(5), || async {
+        eventually("no longer degraded", Duration::from_secs(10), || async {
             (gateway.metric("sekisho_degraded", &[]).await == 0.0).then_some(())
         })
         .await;
@@ -122,6 +126,7 @@ async fn a_restarted_store_is_enforced_again_within_seconds() {
     assert_eq!(gateways[0].get("/orders", "open").await.status, 200);
     redis.restart().await;
     enforced_by_all(&gateways).await;
+    no_longer_degraded(&gateways).await;
 }
 
 #[tokio::test]

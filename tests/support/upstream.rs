@@ -98,6 +98,11 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
                 heads.push(head);
             }
         }
+        // RFC 9110 section 10.1.1: a server that has not seen the body yet asks for it.
+        let asks = lower.contains("\r\nexpect: 100-continue\r\n") && unread.is_empty();
+        if asks && stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.is_err() {
+            return;
+        }
         if !skip_body(&mut stream, &mut unread, &lower).await {
             return;
         }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use proptest::prelude::{any, prop_assert, proptest};
 
 use super::{SHORTEST, environment, faults, good, with};
+use crate::bucket::Limit;
 use crate::config::{Balance, Fault, IdentityMode, Secret, Upstream, load, load_str};
-use crate::limiter::bucket::Limit;
-use crate::rules::FailurePolicy;
+use crate::rule::FailurePolicy;
 
 const SHIPPED: &str = include_str!("../../../conf/sekisho.toml");
 

@@ -4,10 +4,10 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::value::{Between, duration, failure_policy};
+use crate::bucket::Limit;
 use crate::config::fault::{At, Report};
 use crate::config::{Breaker, Limiter, Prefetch, file};
-use crate::limiter::bucket::Limit;
-use crate::rules::{FailurePolicy, Mode, Rule, parse_refill};
+use crate::rule::{FailurePolicy, Mode, Rule, parse_refill};
 
 /// Checks the section and fills in its defaults.
 pub(super) fn limiter(raw: &file::Limiter, report: &Report) -> Limiter {

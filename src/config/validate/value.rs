@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use crate::config::Secret;
 use crate::config::fault::{At, Report};
 use crate::config::file::Text;
-use crate::rules::FailurePolicy;
+use crate::rule::FailurePolicy;
 
 /// What parsing one value comes to.
 pub(super) type Parsed<T> = Result<T, String>;

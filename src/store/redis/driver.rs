@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::script::{self, Answer, BucketScript};
-use super::{Job, Link, LinkCell};
+use super::{Job, Link, LinkCell, Message};
 use crate::store::{Kind, StoreError};
 
 /// Calls sent in one pipeline.
@@ -105,14 +105,15 @@ impl Driver {
                     if received == 0 {
                         return None;
                     }
-                    // Nobody waits any more for what these would be granted.
-                    gathered.retain(|job| !job.answer.is_closed());
-                    let exchange = Exchange {
-                        connection: connection.clone(),
-                        script: self.script.clone(),
-                        prefix: self.prefix.clone(),
-                    };
-                    on_their_way.spawn(exchange.run(gathered));
+                    let calls: Vec<Sent> = gathered.into_iter().filter_map(|job| Sent::begin(job, &self.prefix)).collect();
+                    if !calls.is_empty() {
+                        let exchange = Exchange {
+                            connection: connection.clone(),
+                            script: self.script.clone(),
+                            link: Arc::clone(&self.link),
+                        };
+                        on_their_way.spawn(exchange.run(calls));
+                    }
                 }
             }
         }
@@ -122,7 +123,7 @@ impl Driver {
 /// While there is no connection: every call is answered at once. Returns when nobody can send any more.
 async fn refuse(jobs: &mut mpsc::Receiver<Job>) {
     while let Some(job) = jobs.recv().await {
-        let _ = job.answer.send(Err(Kind::Disconnected.into()));
+        job.finish(Err(Kind::Disconnected.into()));
     }
 }
 
@@ -138,51 +139,65 @@ async fn connect(client: &Client) -> RedisResult<(MultiplexedConnection, mpsc::U
     Ok((connection, broken))
 }
 
+/// A job whose call has been decided.
+struct Sent {
+    job: Job,
+    key: String,
+    call: Message,
+}
+
+impl Sent {
+    fn begin(mut job: Job, prefix: &str) -> Option<Self> {
+        let call = job.work.begin()?;
+        let key = job.work.key().in_redis(prefix);
+        Some(Self { job, key, call })
+    }
+}
+
 /// One pipeline there and back.
 struct Exchange {
     connection: MultiplexedConnection,
     script: BucketScript,
-    prefix: String,
+    link: Arc<LinkCell>,
 }
 
 impl Exchange {
-    /// Answers every job. An error says why the connection is of no more use.
-    async fn run(mut self, jobs: Vec<Job>) -> Result<(), String> {
-        let calls = jobs.iter().map(|job| self.script.by_hash(job, &self.prefix)).collect();
-        let without_script = self.send(calls, jobs).await?;
+    /// Answers every call. An error says why the connection is of no more use.
+    async fn run(mut self, calls: Vec<Sent>) -> Result<(), String> {
+        let commands = calls.iter().map(|sent| self.script.by_hash(&sent.key, &sent.call)).collect();
+        let without_script = self.send(commands, calls).await?;
         if without_script.is_empty() {
             return Ok(());
         }
         // The script's text goes with each call: another flush may come between any two of them.
-        let calls = without_script.iter().map(|job| BucketScript::by_text(job, &self.prefix)).collect();
-        for job in self.send(calls, without_script).await? {
-            let _ = job.answer.send(Err(Kind::Refused("NOSCRIPT to a call with the script's text".to_owned()).into()));
+        let commands = without_script.iter().map(|sent| BucketScript::by_text(&sent.key, &sent.call)).collect();
+        for sent in self.send(commands, without_script).await? {
+            sent.job.finish(Err(Kind::Refused("NOSCRIPT to a call with the script's text".to_owned()).into()));
         }
         Ok(())
     }
 
-    /// Sends one command for each job and answers all but those whose script was not cached: those come back.
-    async fn send(&mut self, calls: Vec<redis::Cmd>, jobs: Vec<Job>) -> Result<Vec<Job>, String> {
-        let mut pipeline = Pipeline::with_capacity(calls.len());
-        for call in calls {
-            pipeline.add_command(call);
+    /// Sends one command for each call and answers all but those whose script was not cached: those come back.
+    async fn send(&mut self, commands: Vec<redis::Cmd>, calls: Vec<Sent>) -> Result<Vec<Sent>, String> {
+        let mut pipeline = Pipeline::with_capacity(commands.len());
+        for command in commands {
+            pipeline.add_command(command);
         }
-        let values = match self.connection.send_packed_commands(&pipeline, 0, jobs.len()).await {
+        let values = match self.connection.send_packed_commands(&pipeline, 0, calls.len()).await {
             Ok(values) => values,
-            Err(error) => return Err(fail(jobs, &error)),
+            Err(error) => return Err(fail(calls, &error)),
         };
         let (mut again, mut lost) = (Vec::new(), None);
-        for (job, value) in jobs.into_iter().zip(values) {
+        for (sent, value) in calls.into_iter().zip(values) {
             let result = match script::read(value) {
                 Answer::Reply { reply, healed } => {
                     if healed {
-                        let key = job.key.in_redis(&self.prefix);
-                        warn!(key, "the key held something that is not a bucket; it starts full");
+                        warn!(sent.key, "the key held something that is not a bucket; it starts full");
                     }
                     Ok(reply)
                 }
                 Answer::NoScript => {
-                    again.push(job);
+                    again.push(sent);
                     continue;
                 }
                 Answer::Demoted => {
@@ -191,16 +206,23 @@ impl Exchange {
                 }
                 Answer::Failed(error) => Err(error),
             };
-            let _ = job.answer.send(result);
+            self.link.note(&sent.key, result.as_ref().err());
+            sent.job.finish(result);
         }
-        lost.map_or(Ok(again), Err)
+        match lost {
+            None => Ok(again),
+            Some(lost) => {
+                again.into_iter().for_each(|sent| sent.job.finish(Err(Kind::Disconnected.into())));
+                Err(lost)
+            }
+        }
     }
 }
 
-fn fail(jobs: Vec<Job>, error: &RedisError) -> String {
+fn fail(calls: Vec<Sent>, error: &RedisError) -> String {
     let kind = if error.is_timeout() { Kind::Timeout } else { Kind::Disconnected };
-    for job in jobs {
-        let _ = job.answer.send(Err(kind.clone().into()));
+    for sent in calls {
+        sent.job.finish(Err(kind.clone().into()));
     }
     error.to_string()
 }

@@ -2,7 +2,7 @@
 
 use redis::{Cmd, Script, ServerErrorKind, Value};
 
-use super::Job;
+use super::Message;
 use crate::bucket::Reply;
 use crate::store::{Kind, StoreError};
 
@@ -40,21 +40,27 @@ impl BucketScript {
     }
 
     /// The call by the script's hash.
-    pub(super) fn by_hash(&self, job: &Job, prefix: &str) -> Cmd {
-        arguments(redis::cmd("EVALSHA").arg(&self.hash), job, prefix)
+    pub(super) fn by_hash(&self, key: &str, call: &Message) -> Cmd {
+        arguments(redis::cmd("EVALSHA").arg(&self.hash), key, call)
     }
 
     /// The call with the script's text, which works whatever is cached.
-    pub(super) fn by_text(job: &Job, prefix: &str) -> Cmd {
-        arguments(redis::cmd("EVAL").arg(TEXT), job, prefix)
+    pub(super) fn by_text(key: &str, call: &Message) -> Cmd {
+        arguments(redis::cmd("EVAL").arg(TEXT), key, call)
     }
 }
 
-fn arguments(command: &mut Cmd, job: &Job, prefix: &str) -> Cmd {
-    let report = job.report;
-    command.arg(1).arg(job.key.in_redis(prefix)).arg(job.limit.capacity()).arg(job.limit.refill_per_second());
-    command.arg(job.prefetch).arg(report.generation).arg(report.used).arg(report.held).arg(report.back);
-    for demand in &job.demand {
+fn arguments(command: &mut Cmd, key: &str, call: &Message) -> Cmd {
+    let report = call.report;
+    command.arg(1).arg(key).arg(call.limit.capacity()).arg(call.limit.refill_per_second());
+    command
+        .arg(call.prefetch)
+        .arg(report.generation)
+        .arg(report.used)
+        .arg(report.held)
+        .arg(report.back)
+        .arg(report.owed);
+    for demand in &call.demand {
         command.arg(demand.cost).arg(demand.count);
     }
     std::mem::take(command)

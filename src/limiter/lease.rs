@@ -1,0 +1,380 @@
+//! What one gateway knows of one bucket: the tokens it may spend without asking, the requests that wait for a call, and
+//! how long it need not ask because the bucket is empty. Pure: no clock, no I/O; time comes as milliseconds of this
+//! process's monotonic clock. The bucket's side of the protocol is [`Bucket`](crate::bucket::Bucket).
+//!
+//! Why no window admits more than `capacity + refill · t`: a token of the stash is spent only while the bucket counts it
+//! as leased (two generations, here one less a margin after the call that leased it was *sent*), and the bucket does not
+//! refill what is leased.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::oneshot;
+
+use crate::bucket::{Demand, GENERATION_MS, Limit, Reply, Report};
+use crate::ledger::Keep;
+use crate::limiter::{Decision, Outcome, Quota, Source};
+use crate::store::redis::Message;
+
+#[cfg(test)]
+mod model;
+
+/// A stash is spent until so many milliseconds before the generation's length has passed since its call was sent.
+const MARGIN_MS: u64 = 100;
+/// The longest part of a hold that is not the reply's own wait, in milliseconds: calls for an exhausted key are at least
+/// this far apart …
+const HOLD_MS: f64 = 20.0;
+/// … or this share of the bucket's fill time, for buckets that fill faster.
+const HOLD_SHARE: f64 = 0.25;
+/// A stash is refilled ahead when less than this share of the wanted lease is left.
+const REFILL_BELOW: f64 = 0.3;
+/// Requests that may wait for one key; what exceeds this is not asked for.
+const WAITING: usize = 1024;
+
+/// Numbers the calls of one gateway, each differently.
+#[derive(Debug, Default)]
+pub(super) struct Numbers(AtomicU64);
+
+impl Numbers {
+    fn next(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// One key of one gateway.
+#[derive(Debug)]
+pub(super) struct Lease {
+    limit: Limit,
+    /// Leased tokens left to spend.
+    stash: u32,
+    /// Leased tokens spent and not yet reported.
+    used: u32,
+    /// Where the bucket counts them.
+    generation: u64,
+    /// The stash may be spent until then.
+    spend_until: u64,
+    /// Requests that cost `hold_cost` or more are denied until then.
+    hold_until: u64,
+    hold_cost: u32,
+    /// The size of the last lease asked for.
+    wanted: u32,
+    last_use: u64,
+    /// Whole tokens in the bucket, when it last replied.
+    tokens: u32,
+    /// Tokens admitted by this gateway's share while the bucket did not answer, not yet booked there.
+    owed: u32,
+    /// Nobody has asked for `tokens` since.
+    news: bool,
+    /// The stash goes back with the next call.
+    giving_back: bool,
+    /// It stands in the list of keys with tokens out.
+    listed: bool,
+    calling: Option<Box<Calling>>,
+}
+
+/// Present while a call is out or about to be.
+#[derive(Debug, Default)]
+struct Calling {
+    /// Tells this call from one that was abandoned or of an entry that was forgotten.
+    number: u64,
+    /// When it was sent; `None` until then.
+    sent: Option<u64>,
+    /// What it reports as owed.
+    owed: u32,
+    /// The requests that the call asks for.
+    asked: Vec<Waiting>,
+    /// Those that go with the next.
+    waiting: Vec<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    cost: u32,
+    until: u64,
+    answer: oneshot::Sender<Decision>,
+}
+
+/// What to do with a request.
+#[derive(Debug)]
+pub(super) enum Ask {
+    /// A leased token was spent, or the key is on hold. `call`: make a call in the background.
+    Decided {
+        /// The decision.
+        decision: Decision,
+        /// The number of a call to make in the background.
+        call: Option<u64>,
+    },
+    /// Wait for an answer; `None` there means that the store gave none.
+    Wait {
+        /// The answer.
+        answer: oneshot::Receiver<Decision>,
+        /// The number of a call to make, if none is out yet.
+        call: Option<u64>,
+    },
+    /// Too many wait already.
+    Full,
+}
+
+impl Lease {
+    pub(super) fn new(limit: Limit) -> Self {
+        Self {
+            limit,
+            stash: 0,
+            used: 0,
+            generation: 0,
+            spend_until: 0,
+            hold_until: 0,
+            hold_cost: 0,
+            wanted: 0,
+            last_use: 0,
+            tokens: limit.capacity(),
+            owed: 0,
+            news: false,
+            giving_back: false,
+            listed: false,
+            calling: None,
+        }
+    }
+
+    /// A request that costs `cost` asks to pass; it waits no longer than until `until`.
+    pub(super) fn ask(&mut self, now: u64, limit: Limit, cost: u32, until: u64, numbers: &Numbers) -> Ask {
+        if limit != self.limit {
+            self.change_rule(limit);
+        }
+        if cost > limit.capacity() {
+            return Ask::Decided { decision: self.denied(Source::Hold, None), call: None };
+        }
+        self.expire(now);
+        if self.stash >= cost && !self.giving_back {
+            self.stash -= cost;
+            self.used += cost;
+            self.last_use = now;
+            let low = f64::from(self.stash) < REFILL_BELOW * f64::from(self.wanted);
+            let call = (low && self.calling.is_none() && now >= self.hold_until).then(|| self.call(numbers));
+            return Ask::Decided { decision: self.allowed(Source::Lease, self.tokens + self.stash), call };
+        }
+        if now < self.hold_until && cost >= self.hold_cost {
+            let wait = self.hold_until - now + fill_ms(cost - self.hold_cost, limit);
+            return Ask::Decided { decision: self.denied(Source::Hold, Some(wait)), call: None };
+        }
+        let call = self.calling.is_none().then(|| self.call(numbers));
+        let waiting = &mut self.calling.get_or_insert_default().waiting;
+        if waiting.len() >= WAITING {
+            return Ask::Full;
+        }
+        let (answer, receiver) = oneshot::channel();
+        waiting.push(Waiting { cost, until, answer });
+        Ask::Wait { answer: receiver, call }
+    }
+
+    /// The message of call `number`, now that it is about to be sent: everything that waits, the lease wanted (from the
+    /// tokens spent and asked for since the last call), and what became of the last lease. `None` if the call is of no
+    /// more use.
+    pub(super) fn begin(&mut self, now: u64, number: u64, want: impl FnOnce(u32) -> u32) -> Option<Message> {
+        self.expire(now);
+        let calling = self.calling.as_deref_mut().filter(|calling| calling.number == number)?;
+        calling.asked = std::mem::take(&mut calling.waiting);
+        calling.asked.retain(|waiting| now < waiting.until && !waiting.answer.is_closed());
+        (calling.sent, calling.owed) = (Some(now), self.owed);
+        let mut demand: Vec<Demand> = Vec::new();
+        for &Waiting { cost, .. } in &calling.asked {
+            match demand.last_mut() {
+                Some(last) if last.cost == cost => last.count += 1,
+                _ => demand.push(Demand { cost, count: 1 }),
+            }
+        }
+        let cost = |demand: &Demand| demand.cost.saturating_mul(demand.count);
+        self.wanted = want(demand.iter().map(cost).fold(self.used, u32::saturating_add));
+        let (held, back, prefetch) = if std::mem::take(&mut self.giving_back) {
+            (0, std::mem::take(&mut self.stash), 0)
+        } else {
+            (self.stash, 0, self.wanted)
+        };
+        let used = std::mem::take(&mut self.used);
+        if demand.is_empty() && prefetch == 0 && used + back + self.owed == 0 {
+            self.calling = None;
+            return None;
+        }
+        let report = Report { generation: self.generation, used, held, back, owed: self.owed };
+        Some(Message { limit: self.limit, demand, prefetch, report })
+    }
+
+    /// The reply to call `number`, which asked under the rule `asked_under`; `None` if there is none and will be none.
+    /// Returns the number of the next call, if one has to be made.
+    pub(super) fn finish(
+        &mut self,
+        now: u64,
+        number: u64,
+        asked_under: Option<Limit>,
+        reply: Option<Reply>,
+        numbers: &Numbers,
+    ) -> Option<u64> {
+        let calling = self.calling.take_if(|calling| calling.number == number)?;
+        // Without a reply: never repeated, it may have been booked. Whoever waits goes to the failure policy, also who
+        // came meanwhile: another call would most likely fare the same.
+        let reply = reply?;
+        let Calling { sent, owed, asked, mut waiting, .. } = *calling;
+        self.owed = self.owed.saturating_sub(owed);
+        self.tokens = reply.tokens.min(self.limit.capacity());
+        self.news = true;
+        if !reply.stash_known {
+            (self.stash, self.used) = (0, 0);
+        }
+        // What was granted under an older rule is left to expire.
+        let same_rule = asked_under == Some(self.limit);
+        if same_rule {
+            self.stash += reply.prefetched;
+            self.generation = reply.generation;
+            self.spend_until = sent.unwrap_or(now) + GENERATION_MS - MARGIN_MS;
+            self.last_use = now;
+        }
+        let refused = asked.get(reply.granted as usize).map(|first| first.cost);
+        if let Some(cost) = refused.filter(|_| same_rule) {
+            let least = HOLD_MS.min(HOLD_SHARE * fill_ms(self.limit.capacity(), self.limit) as f64);
+            let wait = reply.wait_ms.map_or(least, |wait| least.max(wait as f64));
+            (self.hold_until, self.hold_cost) = (now + wait.ceil() as u64, cost);
+        }
+        self.answer(asked, &reply, refused);
+        if let Some(cost) = refused.filter(|_| same_rule) {
+            let wait = self.hold_until - now;
+            waiting = self.deny(waiting, cost, wait);
+        }
+        (!waiting.is_empty()).then(|| {
+            let number = numbers.next();
+            self.calling = Some(Box::new(Calling { number, waiting, ..Calling::default() }));
+            number
+        })
+    }
+
+    /// Answers those whom the call asked for: the first are granted, the others denied.
+    fn answer(&mut self, asked: Vec<Waiting>, reply: &Reply, refused: Option<u32>) {
+        let granted = reply.granted as usize;
+        let mut left = self.tokens + self.stash + asked.iter().take(granted).map(|waiting| waiting.cost).sum::<u32>();
+        for (i, waiting) in asked.into_iter().enumerate() {
+            let decision = if i < granted {
+                left -= waiting.cost;
+                self.allowed(Source::Store, left)
+            } else {
+                let more = waiting.cost.saturating_sub(refused.unwrap_or(waiting.cost));
+                self.denied(Source::Store, reply.wait_ms.map(|wait| wait + fill_ms(more, self.limit)))
+            };
+            if waiting.answer.send(decision).is_err() && i < granted {
+                // It went to the failure policy in the meantime. What it was granted pays for what it may have got there.
+                self.owed = self.owed.saturating_sub(waiting.cost);
+            }
+        }
+    }
+
+    /// Denies those who cost as much as the refused request or more; returns the others.
+    fn deny(&self, waiting: Vec<Waiting>, refused: u32, wait: u64) -> Vec<Waiting> {
+        let (deny, keep): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|waiting| waiting.cost >= refused);
+        for waiting in deny {
+            let wait = wait + fill_ms(waiting.cost - refused, self.limit);
+            let _ = waiting.answer.send(self.denied(Source::Hold, Some(wait)));
+        }
+        keep
+    }
+
+    /// Another rule applies from now on: it lifts the hold, and the stash goes back (or, with a call out that counts it
+    /// as held, is dropped).
+    fn change_rule(&mut self, limit: Limit) {
+        self.limit = limit;
+        (self.hold_until, self.hold_cost) = (0, 0);
+        self.tokens = self.tokens.min(limit.capacity());
+        if self.calling.as_ref().is_some_and(|calling| calling.sent.is_some()) {
+            (self.stash, self.used) = (0, 0);
+        } else {
+            self.giving_back = self.stash > 0;
+        }
+    }
+
+    /// If leased tokens lie idle since before `idle_since`: returns the number of a call that gives them back.
+    pub(super) fn give_back(&mut self, now: u64, idle_since: u64, numbers: &Numbers) -> Option<u64> {
+        self.expire(now);
+        if self.calling.is_some() || self.last_use > idle_since || self.stash + self.used == 0 {
+            return None;
+        }
+        self.giving_back = true;
+        Some(self.call(numbers))
+    }
+
+    /// Leased tokens not yet spent, or spent and not yet reported.
+    fn is_out(&self, now: u64) -> bool {
+        now <= self.spend_until && self.stash + self.used > 0
+    }
+
+    /// Whether this has to be put in the list of keys with tokens out.
+    pub(super) fn list(&mut self, now: u64) -> bool {
+        let missing = !self.listed && self.is_out(now);
+        self.listed |= missing;
+        missing
+    }
+
+    /// Whether this stays in that list.
+    pub(super) fn stays_listed(&mut self, now: u64) -> bool {
+        self.listed = self.is_out(now) || self.calling.is_some();
+        self.listed
+    }
+
+    /// A request was admitted by this gateway's share, of `most` tokens: the bucket is told with the next call.
+    pub(super) fn owe(&mut self, cost: u32, most: u32) {
+        self.owed = self.owed.saturating_add(cost).min(most);
+    }
+
+    /// Tokens that the bucket reported since this was last asked.
+    pub(super) fn news(&mut self) -> Option<u32> {
+        std::mem::take(&mut self.news).then_some(self.tokens)
+    }
+
+    /// The rule that applies.
+    pub(super) fn limit(&self) -> Limit {
+        self.limit
+    }
+
+    /// Whole tokens that may be left for this gateway, none while the key is on hold.
+    pub(super) fn glimpse(&self, now: u64) -> u32 {
+        if now < self.hold_until { 0 } else { self.tokens + self.stash(now) }
+    }
+
+    /// Leased tokens left to spend.
+    pub(super) fn stash(&self, now: u64) -> u32 {
+        if now <= self.spend_until { self.stash } else { 0 }
+    }
+
+    fn call(&mut self, numbers: &Numbers) -> u64 {
+        let number = numbers.next();
+        self.calling = Some(Box::new(Calling { number, ..Calling::default() }));
+        number
+    }
+
+    fn expire(&mut self, now: u64) {
+        if now > self.spend_until {
+            (self.stash, self.used, self.giving_back) = (0, 0, false);
+        }
+    }
+
+    fn allowed(&self, source: Source, left: u32) -> Decision {
+        Decision { outcome: Outcome::Allowed, source, quota: Some(Quota::new(self.limit, left)) }
+    }
+
+    fn denied(&self, source: Source, wait_ms: Option<u64>) -> Decision {
+        let left = self.tokens + self.stash;
+        let retry_after = wait_ms.map(super::whole_seconds);
+        Decision { outcome: Outcome::Denied { retry_after }, source, quota: Some(Quota::new(self.limit, left)) }
+    }
+}
+
+impl Keep for Lease {
+    fn loss(&self, now: u64) -> f64 {
+        match () {
+            () if self.calling.is_some() => f64::INFINITY,
+            () if self.owed > 0 || self.is_out(now) => 2.0,
+            () if now < self.hold_until => 1.0,
+            () => 0.0,
+        }
+    }
+}
+
+/// Milliseconds in which `tokens` refill, rounded up.
+fn fill_ms(tokens: u32, limit: Limit) -> u64 {
+    (f64::from(tokens) * 1000.0 / limit.refill_per_second()).ceil() as u64
+}
