@@ -22,7 +22,7 @@ use criterion::{BenchmarkGroup, BenchmarkId, Criterion};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use sekisho::limiter::bucket::Limit;
+use sekisho::bucket::Limit;
 use sekisho::limiter::{Check, Limiter, Outcome, Source};
 use sekisho::rules::FailurePolicy;
 use support::limit;
@@ -148,7 +148,15 @@ fn bench<L: Sync>(
 }
 
 fn check(name: &Name, limit: Limit) -> Check<'_> {
-    Check { tenant: &name.0, route: &name.1, limit, cost: 1, on_store_failure: FailurePolicy::Closed, shadow: false }
+    Check {
+        tenant: &name.0,
+        route: &name.1,
+        limit,
+        cost: 1,
+        on_store_failure: FailurePolicy::Closed,
+        shadow: false,
+        shards: 1,
+    }
 }
 
 /// With buckets in this process every decision is ready at once, so nothing but the decision is measured.
@@ -236,13 +244,13 @@ fn over_redis(criterion: &mut Criterion, url: &str) {
     group.finish();
 }
 
-/// A limiter, connected; its driver has a thread of its own, which ends with the limiter.
+/// A limiter, connected; what has to run for it has a thread of its own.
 #[allow(clippy::expect_used, reason = "nothing can be measured without")]
 fn limiter(url: Option<&str>, max_keys: usize) -> Limiter {
-    let (limiter, driver) = support::limiter(url, &support::key_prefix(), max_keys, true);
-    if let Some(driver) = driver {
+    let (limiter, upkeep) = support::limiter(url, &support::key_prefix(), max_keys, true);
+    if let Some(upkeep) = upkeep {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        std::thread::spawn(move || runtime.block_on(driver.run()));
+        std::thread::spawn(move || runtime.block_on(upkeep.run()));
         support::wait_until_connected(&limiter);
     }
     limiter

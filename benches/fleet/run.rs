@@ -11,12 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sekisho::limiter::{Check, Limiter, Outcome, Source};
+use sekisho::limiter::{Check, Limiter, Outcome, Source, Upkeep};
 use sekisho::rules::FailurePolicy;
-use sekisho::store::redis::Driver;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::{JoinHandle, LocalSet, spawn_local};
+use tokio::task::{LocalSet, spawn_local};
 
 use crate::support;
 use crate::traffic::{Arrival, GATEWAYS, Scene};
@@ -26,7 +25,7 @@ const TICK: Duration = Duration::from_micros(250);
 /// How often the two runtimes are asked whether they are late, and how late a timer of tokio's may be by design.
 const PROBE: Duration = Duration::from_millis(2);
 const GRAIN: Duration = Duration::from_millis(1);
-/// The longest wait for the connections to end.
+/// The longest wait for leases to be given back.
 const END: Duration = Duration::from_secs(2);
 
 /// What became of one request; all times since the start of the run, on one clock.
@@ -53,8 +52,7 @@ pub(crate) struct Played {
 /// Twenty limiters with a connection each.
 pub(crate) struct Fleet {
     limiters: Arc<[Limiter]>,
-    drivers: Runtime,
-    running: Vec<JoinHandle<()>>,
+    upkeep: Runtime,
 }
 
 /// Arrivals `first..end` are due.
@@ -78,20 +76,20 @@ impl Fleet {
     /// Each connected to Redis at `url`.
     pub(crate) fn start(url: &str, prefetch: bool) -> std::io::Result<Self> {
         // One worker thread; it runs while nobody waits for it.
-        let drivers = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let upkeep = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let prefix = support::key_prefix();
-        let (limiters, made): (Vec<Limiter>, Vec<Option<Driver>>) =
+        let (limiters, made): (Vec<Limiter>, Vec<Option<Upkeep>>) =
             (0..GATEWAYS).map(|_| support::limiter(Some(url), &prefix, 1_000_000, prefetch)).unzip();
-        let running = made.into_iter().flatten().map(|driver| drivers.spawn(driver.run())).collect();
+        made.into_iter().flatten().for_each(|needed| drop(upkeep.spawn(needed.run())));
         limiters.iter().for_each(support::wait_until_connected);
-        Ok(Self { limiters: limiters.into(), drivers, running })
+        Ok(Self { limiters: limiters.into(), upkeep })
     }
 
     /// Sends every arrival of the scene.
     pub(crate) fn play(&self, scene: Scene, arrivals: &[Arrival]) -> std::io::Result<Played> {
         let requests = Builder::new_current_thread().enable_all().build()?;
         let lateness = Arc::new(Lateness::default());
-        self.drivers.spawn(Arc::clone(&lateness).watch());
+        self.upkeep.spawn(Arc::clone(&lateness).watch());
         let play = Rc::new(Play {
             limiters: Arc::clone(&self.limiters),
             scene,
@@ -115,12 +113,11 @@ impl Fleet {
         })
     }
 
-    /// Lets the drivers end, which they do without their limiters.
+    /// Gives back what is leased, and ends what runs for the limiters.
     pub(crate) fn end(self) {
-        drop(self.limiters);
-        let ended = futures_util::future::join_all(self.running);
-        let _ = self.drivers.block_on(async { tokio::time::timeout(END, ended).await });
-        self.drivers.shutdown_background();
+        let closed = futures_util::future::join_all(self.limiters.iter().map(|limiter| limiter.close(END)));
+        self.upkeep.block_on(closed);
+        self.upkeep.shutdown_background();
     }
 }
 
@@ -161,6 +158,7 @@ impl Play {
             // What the store does not decide is counted as undecided, not by a share.
             on_store_failure: FailurePolicy::Closed,
             shadow: false,
+            shards: 1,
         };
         let decision = self.limiters[arrival.gateway].decide(&check).await;
         let decided = Instant::now().saturating_duration_since(self.start);

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sekisho::bucket::Limit;
 use sekisho::clock::Clock;
 use sekisho::config;
-use sekisho::limiter::bucket::Limit;
-use sekisho::limiter::{Limiter, StoreState};
+use sekisho::limiter::{Limiter, StoreState, Upkeep};
 use sekisho::rules::{ANY, FailurePolicy, Mode, Rule};
-use sekisho::store::redis::Driver;
 
 /// `store.timeout`, as it is by default.
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_millis(5);
@@ -26,7 +25,7 @@ pub(crate) fn limiter(
     key_prefix: &str,
     max_keys: usize,
     prefetch: bool,
-) -> (Limiter, Option<Driver>) {
+) -> (Limiter, Option<Upkeep>) {
     let any: Arc<str> = ANY.into();
     let default_rule = Rule {
         tenant_id: Arc::clone(&any),
@@ -62,7 +61,7 @@ pub(crate) fn limiter(
     Limiter::new(&store, &settings, Clock::monotonic()).expect("a limiter")
 }
 
-/// Waits until its driver has a connection.
+/// Waits until its upkeep has a connection.
 #[allow(clippy::disallowed_methods, reason = "a bench may block its own thread")]
 pub(crate) fn wait_until_connected(limiter: &Limiter) {
     let deadline = Instant::now() + Duration::from_secs(10);
