@@ -344,11 +344,12 @@ impl ProxyHttp for Gateway {
 
     async fn response_filter(
         &self,
-        _session: &mut Session,
+        session: &mut Session,
         upstream_response: &mut ResponseHeader,
         ctx: &mut Ctx,
     ) -> pingora::Result<()> {
         stamp::stamp(upstream_response, ctx.verdict.as_ref(), self.ratelimit_draft);
+        reply::suit(session, upstream_response);
         Ok(())
     }
 

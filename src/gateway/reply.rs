@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, StatusCode, header};
+use http::{HeaderValue, Method, StatusCode, Version, header};
 use pingora::http::ResponseHeader;
 use pingora::proxy::Session;
 use pingora::{Error, ErrorSource, ErrorType};
@@ -196,6 +196,17 @@ pub async fn send(
     write(session, response, body).await?;
     rest.read(session).await;
     Ok(())
+}
+
+/// Fits an upstream's answer to the connection it goes out on.
+pub fn suit(session: &mut Session, response: &mut ResponseHeader) {
+    // Pingora would close the connection of every client that sends its body only after this 100.
+    session.set_close_on_response_before_downstream_finish(!stamp::is_interim(response));
+    // RFC 9112 section 6.1: HTTP/1.0 knows no chunks; there the end of the connection is the end of the body.
+    if session.req_header().version == Version::HTTP_10 && response.headers.contains_key(header::TRANSFER_ENCODING) {
+        response.remove_header(&header::TRANSFER_ENCODING);
+        session.set_keepalive(None);
+    }
 }
 
 /// Writes an answer with a body of known length; none goes out to a `HEAD`.
