@@ -145,17 +145,20 @@ fn sources(status: &Status) -> Value {
 }
 
 fn explain_query(query: &str) -> Result<Query, String> {
-    let mut request = Query { method: "GET".to_owned(), path: "/".to_owned(), ..Query::default() };
+    let mut request = Query::default();
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         let value = value.into_owned();
         match &*name {
-            "method" => request.method = value,
+            "method" => request.method = value.parse().map_err(|_| format!("method: \"{value}\" is not a method"))?,
             "path" => request.path = value,
             "host" => request.host = Some(value),
             "api_key" => request.api_key = Some(value),
             "ip" => request.ip = Some(value.parse().map_err(|_| format!("ip: \"{value}\" is not an address"))?),
             other => return Err(format!("{other}: unknown, allowed are method, path, host, api_key, ip")),
         }
+    }
+    if request.path.is_empty() {
+        return Err("path: is missing".to_owned());
     }
     Ok(request)
 }
