@@ -123,6 +123,19 @@ async fn a_body_for_an_allowed_key_arrives_whole() {
 }
 
 #[tokio::test]
+async fn a_clients_mistakes_do_not_fill_the_log() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(1000, HARDLY).start().await;
+    let lines = gateway.log().lines().count();
+    let mut bytes = request("POST", "/orders", &[("X-Api-Key", "shop-a"), ("Transfer-Encoding", "chunked")]);
+    bytes.extend_from_slice(b"no size\r\n");
+    for _ in 0..50 {
+        assert_eq!(crate::support::send(gateway.address, &bytes).await.status, 400);
+    }
+    assert!(gateway.log().lines().count() < lines + 5, "{}", gateway.log());
+}
+
+#[tokio::test]
 async fn clients_that_leave_harm_nobody_else() {
     let upstream = Upstream::start(Behaviour::Slow(Duration::from_millis(100))).await;
     let gateway = Setup::new(upstream.address)
