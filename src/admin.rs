@@ -83,7 +83,11 @@ impl Admin {
     fn is_authorized(&self, headers: &HeaderMap) -> bool {
         let Some(Secret(token)) = &self.token else { return true };
         let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
-        let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
+        // RFC 9110 section 11.1: the scheme's name is the same in any case.
+        let given = match given.split_at_checked(b"Bearer ".len()) {
+            Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"Bearer ") => token,
+            _ => b"",
+        };
         given.len() == token.len() && memcmp::eq(given, token.as_bytes())
     }
 

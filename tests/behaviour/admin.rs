@@ -240,3 +240,31 @@ async fn the_admin_listener_survives_nonsense() {
         assert_eq!(get(gateway.admin, "/healthz", &[]).await.status, 200);
     }
 }
+
+#[tokio::test]
+async fn with_a_token_nothing_is_told_without_it() {
+    let upstream = Upstream::normal().await;
+    let dir = tempfile::TempDir::new().unwrap();
+    let token_file = dir.path().join("token");
+    std::fs::write(&token_file, "the-token\n").unwrap();
+    let setup =
+        Setup::new(upstream.address).set("admin", "token_file", &format!("{:?}", token_file.display().to_string()));
+    let gateway = setup.spawn();
+    let ask =
+        async |path: &str, authorization: &str| get(gateway.admin, path, &[("Authorization", authorization)]).await;
+    crate::support::eventually("it takes connections", Duration::from_secs(20), || async {
+        tokio::net::TcpStream::connect(gateway.admin).await.ok()
+    })
+    .await;
+    for path in ["/api/v1/status", "/api/v1/explain?path=/orders", "/metrics", "/nowhere"] {
+        for wrong in ["", "Bearer", "Bearer ", "Bearer the-toke", "Bearer the-token-", "Basic the-token", "the-token"] {
+            let answer = ask(path, wrong).await;
+            assert_eq!(answer.status, 401, "{path} {wrong:?}");
+            assert_eq!(answer.header("WWW-Authenticate"), Some("Bearer"));
+        }
+    }
+    for right in ["Bearer the-token", "bearer the-token"] {
+        assert_eq!(ask("/api/v1/status", right).await.status, 200, "{right}");
+    }
+    assert!(!gateway.log().contains("the-token"));
+}
