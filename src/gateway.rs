@@ -345,11 +345,12 @@ impl ProxyHttp for Gateway {
 
     async fn response_filter(
         &self,
-        _session: &mut Session,
+        session: &mut Session,
         upstream_response: &mut ResponseHeader,
         ctx: &mut Ctx,
     ) -> pingora::Result<()> {
         stamp::stamp(upstream_response, ctx.verdict.as_ref(), self.ratelimit_draft);
+        reply::suit(session, upstream_response);
         Ok(())
     }
 
@@ -364,8 +365,9 @@ impl ProxyHttp for Gateway {
         FailToProxy { error_code: problem.map_or(0, |problem| problem.status().as_u16()), can_reuse_downstream: false }
     }
 
+    /// What a client does wrong is its own affair: any of them could fill the log.
     fn suppress_error_log(&self, _session: &Session, _ctx: &Ctx, error: &Error) -> bool {
-        Problem::of_failure(error).is_none()
+        *error.esource() == ErrorSource::Downstream
     }
 
     async fn logging(&self, session: &mut Session, error: Option<&Error>, ctx: &mut Ctx) {

@@ -97,7 +97,13 @@ pub fn parse_refill(text: &str) -> Result<f64, String> {
 
 /// Text from a source, fit for one line of a message.
 pub(crate) fn shown(text: &str) -> String {
-    let mut shown: String = text.chars().take(LONGEST_ID).flat_map(char::escape_debug).collect();
+    let mut shown = String::with_capacity(text.len().min(LONGEST_ID));
+    for char in text.chars().take(LONGEST_ID) {
+        match char {
+            '"' | '\'' => shown.push(char),
+            _ => shown.extend(char.escape_debug()),
+        }
+    }
     if text.chars().nth(LONGEST_ID).is_some() {
         shown.push('…');
     }
