@@ -35,7 +35,8 @@ install_missing() {
     local packages=() service
     for service in "$@"; do
         case $service in
-        redis) command -v redis-server >/dev/null || packages+=(redis-server:redis-server) ;;
+        # faketime gives gateways that share one Redis clocks that differ
+        redis) packages+=(redis-server:redis-server faketime:faketime) ;;
         postgres) postgres_bin >/dev/null || packages+=(initdb:postgresql) ;;
         *) usage ;;
         esac

@@ -17,9 +17,11 @@ use crate::store::redis::Message;
 
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod tests;
 
-/// A stash is spent until so many milliseconds before the generation's length has passed since its call was sent.
-const MARGIN_MS: u64 = 100;
+/// A stash is spent for so many milliseconds after its call was sent: a generation's length less a margin.
+const SPENT_FOR_MS: u64 = GENERATION_MS - 100;
 /// The longest part of a hold that is not the reply's own wait, in milliseconds: calls for an exhausted key are at least
 /// this far apart …
 const HOLD_MS: f64 = 20.0;
@@ -224,7 +226,7 @@ impl Lease {
         if same_rule {
             self.stash += reply.prefetched;
             self.generation = reply.generation;
-            self.spend_until = sent.unwrap_or(now) + GENERATION_MS - MARGIN_MS;
+            self.spend_until = sent.unwrap_or(now) + SPENT_FOR_MS;
             self.last_use = now;
         }
         let refused = asked.get(reply.granted as usize).map(|first| first.cost);
@@ -330,9 +332,15 @@ impl Lease {
         self.limit
     }
 
-    /// Whole tokens that may be left for this gateway, none while the key is on hold.
+    /// Whole tokens that may be left for this gateway: none while the key is on hold, else what was last seen and what
+    /// has refilled since.
     pub(super) fn glimpse(&self, now: u64) -> u32 {
-        if now < self.hold_until { 0 } else { self.tokens + self.stash(now) }
+        if now < self.hold_until {
+            return 0;
+        }
+        let seen_at = self.spend_until.saturating_sub(SPENT_FOR_MS);
+        let refilled = now.saturating_sub(seen_at) as f64 * self.limit.refill_per_second() / 1000.0;
+        self.tokens.saturating_add(refilled as u32).min(self.limit.capacity()) + self.stash(now)
     }
 
     /// Leased tokens left to spend.

@@ -126,7 +126,7 @@ impl RedisStore {
     /// Sends a call on its way. Its reply comes to [`Work::finish`], at once where the store is known to be away or too
     /// much waits for it.
     pub fn submit(&self, work: Box<dyn Work>) {
-        let job = Job { work, queued: Instant::now(), timeout: self.timeout };
+        let job = Job { work: Some(work), queued: Instant::now(), timeout: self.timeout };
         if self.link() == Link::Away {
             return job.finish(Err(Kind::Disconnected.into()));
         }
@@ -141,13 +141,19 @@ impl RedisStore {
 /// Work in the queue.
 #[derive(Debug)]
 struct Job {
-    work: Box<dyn Work>,
+    /// `None` when it has been answered, or is of no more use.
+    work: Option<Box<dyn Work>>,
     queued: Instant,
     timeout: Duration,
 }
 
 impl Job {
-    fn finish(self, result: Result<Reply, StoreError>) {
+    fn finish(mut self, result: Result<Reply, StoreError>) {
+        self.answer(result);
+    }
+
+    fn answer(&mut self, result: Result<Reply, StoreError>) {
+        let Some(work) = self.work.take() else { return };
         let took = self.queued.elapsed();
         let outcome = match &result {
             Ok(_) if took > self.timeout => metrics::StoreCall::Timeout,
@@ -157,7 +163,15 @@ impl Job {
             Err(_) => metrics::StoreCall::Error,
         };
         metrics::store_call(outcome, took.as_secs_f64());
-        self.work.finish(result);
+        work.finish(result);
+    }
+}
+
+/// Pipelines under way are given up with their connection. Whoever waits for their calls hears of it: a key makes no
+/// other call while one is out.
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.answer(Err(Kind::Disconnected.into()));
     }
 }
 

@@ -68,12 +68,15 @@ pub(crate) struct Setup {
     tables: String,
     rules: String,
     prefix: String,
+    environment: Vec<(String, String)>,
 }
 
 impl Setup {
     pub(crate) fn new(upstream: SocketAddr) -> Self {
         let prefix = unique();
-        Self { sections: BTreeMap::new(), tables: String::new(), rules: "[]".to_owned(), prefix: prefix.clone() }
+        let rules = "[]".to_owned();
+        let of_prefix = prefix.clone();
+        Self { sections: BTreeMap::new(), tables: String::new(), rules, prefix: of_prefix, environment: Vec::new() }
             .set("server", "threads", "1")
             .set("server", "grace_period", "\"1s\"")
             .set("store", "timeout", "\"500ms\"")
@@ -103,6 +106,12 @@ impl Setup {
     /// One more route to upstream `main`.
     pub(crate) fn route(self, id: &str, path: &str) -> Self {
         self.table(&format!("[[route]]\nid = \"{id}\"\npath = \"{path}\"\nupstream = \"main\"\n"))
+    }
+
+    /// An environment variable of the process.
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
     }
 
     /// Any TOML tables, as they are.
@@ -193,6 +202,7 @@ impl Setup {
             .arg("run")
             .arg("-c")
             .arg(&config)
+            .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)

@@ -2,6 +2,7 @@
 //! and load.
 
 mod client;
+mod fault_proxy;
 mod gateway;
 mod load;
 mod redis_server;
@@ -14,6 +15,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 pub(crate) use client::{Connection, Response, get, request, send};
+pub(crate) use fault_proxy::{Fault, FaultProxy, Plan};
 pub(crate) use gateway::{BINARY, Gateway, HARDLY, Run, Setup, sekisho};
 pub(crate) use load::{Load, Report};
 pub(crate) use redis_server::{PrivateRedis, connect, redis_url, unique};

@@ -148,8 +148,10 @@ struct Sent {
 
 impl Sent {
     fn begin(mut job: Job, prefix: &str) -> Option<Self> {
-        let call = job.work.begin()?;
-        let key = job.work.key().in_redis(prefix);
+        let mut work = job.work.take()?;
+        let call = work.begin()?;
+        let key = work.key().in_redis(prefix);
+        job.work = Some(work);
         Some(Self { job, key, call })
     }
 }
