@@ -172,10 +172,11 @@ impl Bucket {
 
         let (mut granted, mut refused) = (0, None);
         for &Demand { cost, count } in call.demand {
-            let fit = (self.tokens / f64::from(cost)).floor().min(f64::from(count));
-            granted += fit as u32;
-            self.tokens = (self.tokens - fit * f64::from(cost)).max(0.0);
-            if fit < f64::from(count) {
+            // A cast cuts off what is no whole request.
+            let fit = ((self.tokens / f64::from(cost)) as u32).min(count);
+            granted += fit;
+            self.tokens = (self.tokens - f64::from(fit) * f64::from(cost)).max(0.0);
+            if fit < count {
                 refused = Some(cost);
                 break;
             }
@@ -185,7 +186,7 @@ impl Bucket {
             None => (capacity / 2)
                 .saturating_sub(self.lease_a + self.lease_b + held)
                 .min(call.prefetch)
-                .min(self.tokens.floor() as u32),
+                .min(self.tokens as u32),
         };
         self.tokens -= f64::from(ahead);
         self.lease_a += held + ahead;
@@ -197,7 +198,7 @@ impl Bucket {
             prefetched: ahead,
             generation,
             stash_known,
-            tokens: self.tokens.floor() as u32,
+            tokens: self.tokens as u32,
             wait_ms: (need <= capacity).then_some((missing * 1000.0 / rate).ceil() as u64),
         }
     }

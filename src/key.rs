@@ -3,13 +3,14 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use compact_str::CompactString;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// Every byte but these is percent-encoded in a key, so that no id can end a hash tag or imitate another key.
 const ID: &AsciiSet = &NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'~').remove(b'-');
 
 /// A bucket's name, borrowed from a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct KeyRef<'a> {
     /// Who asks.
     pub tenant: &'a str,
@@ -21,10 +22,10 @@ pub struct KeyRef<'a> {
     pub shard: Option<u8>,
 }
 
-/// A bucket's name, kept.
+/// A bucket's name, kept. A tenant of up to 24 bytes stands in the key itself, one cache miss nearer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
-    tenant: Box<str>,
+    tenant: CompactString,
     route: Arc<str>,
     shadow: bool,
     shard: Option<u8>,
@@ -36,6 +37,17 @@ impl KeyRef<'_> {
         Key { tenant: self.tenant.into(), route: Arc::clone(self.route), shadow: self.shadow, shard: self.shard }
     }
 }
+
+/// Tenants differ more than routes, and most routes are the very same text.
+impl PartialEq for KeyRef<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.tenant == other.tenant
+            && (Arc::ptr_eq(self.route, other.route) || self.route == other.route)
+            && (self.shadow, self.shard) == (other.shadow, other.shard)
+    }
+}
+
+impl Eq for KeyRef<'_> {}
 
 /// Not derived: the route is hashed by its text, so that [`Key`] and [`KeyRef`] hash alike wherever the text lives.
 impl Hash for KeyRef<'_> {

@@ -6,11 +6,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 use parking_lot::Mutex;
 
 use crate::key::{Key, KeyRef};
 
-const SHARDS: usize = 64;
+/// Two threads meet in a shard with a chance of one in this many at most …
+const MOST_SHARDS: usize = 128;
+/// … but a shard is not smaller than this, so that there is a choice of what to forget.
+const SMALLEST_SHARD: usize = 256;
 
 /// Entries looked at to find one to forget.
 const CANDIDATES: usize = 16;
@@ -24,27 +28,31 @@ pub trait Keep {
 /// The map.
 #[derive(Debug)]
 pub struct Ledger<V> {
-    shards: Box<[Mutex<Shard<V>>]>,
+    shards: Box<[Shard<V>]>,
     hasher: RandomState,
     len: AtomicUsize,
     forgotten: AtomicU64,
 }
 
+/// On cache lines of its own: threads that use neighbours must not meet.
 #[derive(Debug)]
-struct Shard<V> {
-    index: HashTable<u32>,
-    slots: Vec<(Key, V)>,
+#[repr(align(128))]
+struct Shard<V>(Mutex<Entries<V>>);
+
+#[derive(Debug)]
+struct Entries<V> {
+    table: HashTable<(Key, V)>,
     bound: usize,
     hand: usize,
 }
 
 impl<V: Keep> Ledger<V> {
-    /// An empty map of at most `max_keys` keys (at least one a shard).
+    /// An empty map of at most `max_keys` keys.
     pub fn new(max_keys: usize) -> Self {
-        let bound = (max_keys / SHARDS).clamp(1, u32::MAX as usize);
-        let shard = || Mutex::new(Shard { index: HashTable::new(), slots: Vec::new(), bound, hand: 0 });
+        let (shards, bound) = split(max_keys);
+        let shard = || Shard(Mutex::new(Entries { table: HashTable::new(), bound, hand: 0 }));
         Self {
-            shards: (0..SHARDS).map(|_| shard()).collect(),
+            shards: (0..shards).map(|_| shard()).collect(),
             hasher: RandomState::default(),
             len: AtomicUsize::new(0),
             forgotten: AtomicU64::new(0),
@@ -55,39 +63,32 @@ impl<V: Keep> Ledger<V> {
     /// same shard wait for `f`.
     pub fn with<R>(&self, key: KeyRef<'_>, now: u64, new: impl FnOnce() -> V, f: impl FnOnce(&mut V) -> R) -> R {
         let hash = self.hash(key);
-        let mut shard = self.shard(hash).lock();
-        let Shard { index, slots, bound, hand } = &mut *shard;
-        if let Some(&slot) = index.find(hash, |&slot| slots[slot as usize].0.as_ref() == key) {
-            return f(&mut slots[slot as usize].1);
+        let mut entries = self.shard(hash).0.lock();
+        let Entries { table, bound, hand } = &mut *entries;
+        if let Some((_, value)) = table.find_mut(hash, |(known, _)| known.as_ref() == key) {
+            return f(value);
         }
-        let slot = if slots.len() < *bound {
-            slots.push((key.to_key(), new()));
+        if table.len() < *bound {
             self.len.fetch_add(1, Ordering::Relaxed);
-            slots.len() - 1
-        } else {
-            let slot = least_loss(slots, hand, now);
-            let (old, value) = &slots[slot];
+        } else if let Some(index) = least_loss(table, hand, now)
+            && let Ok(entry) = table.get_bucket_entry(index)
+        {
+            let ((_, value), _) = entry.remove();
             if value.loss(now) > 0.0 {
                 self.forgotten.fetch_add(1, Ordering::Relaxed);
             }
-            let old = self.hasher.hash_one(old.as_ref());
-            if let Ok(entry) = index.find_entry(old, |&other| other as usize == slot) {
-                entry.remove();
-            }
-            slots[slot] = (key.to_key(), new());
-            slot
-        };
-        index.insert_unique(hash, slot as u32, |&slot| self.hasher.hash_one(slots[slot as usize].0.as_ref()));
-        f(&mut slots[slot].1)
+        }
+        match table.entry(hash, |_| false, |(known, _)| self.hash(known.as_ref())) {
+            Entry::Vacant(entry) => f(&mut entry.insert((key.to_key(), new())).into_mut().1),
+            Entry::Occupied(entry) => f(&mut entry.into_mut().1),
+        }
     }
 
     /// Runs `f` on what is kept for `key`, if anything is.
     pub fn find<R>(&self, key: KeyRef<'_>, f: impl FnOnce(&mut V) -> R) -> Option<R> {
         let hash = self.hash(key);
-        let mut shard = self.shard(hash).lock();
-        let Shard { index, slots, .. } = &mut *shard;
-        let slot = *index.find(hash, |&slot| slots[slot as usize].0.as_ref() == key)?;
-        Some(f(&mut slots[slot as usize].1))
+        let mut entries = self.shard(hash).0.lock();
+        entries.table.find_mut(hash, |(known, _)| known.as_ref() == key).map(|(_, value)| f(value))
     }
 
     /// The key's hash, as long as this map lives.
@@ -96,8 +97,8 @@ impl<V: Keep> Ledger<V> {
     }
 
     /// The table uses the lowest and the topmost bits of the hash; the shard is taken from between.
-    fn shard(&self, hash: u64) -> &Mutex<Shard<V>> {
-        &self.shards[(hash >> 40) as usize % SHARDS]
+    fn shard(&self, hash: u64) -> &Shard<V> {
+        &self.shards[(hash >> 32) as u16 as usize % self.shards.len()]
     }
 
     /// Keys tracked now.
@@ -116,20 +117,34 @@ impl<V: Keep> Ledger<V> {
     }
 }
 
-/// The slot, of the next few under the hand, that is forgotten at least loss.
-fn least_loss<V: Keep>(slots: &[(Key, V)], hand: &mut usize, now: u64) -> usize {
-    let mut best = (f64::INFINITY, *hand);
-    for _ in 0..CANDIDATES.min(slots.len()) {
-        *hand = (*hand + 1) % slots.len();
-        let loss = slots[*hand].1.loss(now);
-        if loss < best.0 {
-            best = (loss, *hand);
+/// How many shards, of how many keys each. A table doubles when it is 7/8 full, so shards are made to end just below that:
+/// half of the memory would lie idle otherwise.
+fn split(max_keys: usize) -> (usize, usize) {
+    let mut full = SMALLEST_SHARD * 7 / 8;
+    while max_keys.div_ceil(full) > MOST_SHARDS {
+        full *= 2;
+    }
+    let shards = max_keys.div_ceil(full).max(1);
+    (shards, (max_keys / shards).max(1))
+}
+
+/// The entry, of the next few under the hand, that is forgotten at least loss.
+fn least_loss<V: Keep>(table: &HashTable<(Key, V)>, hand: &mut usize, now: u64) -> Option<usize> {
+    let buckets = table.num_buckets();
+    let (mut best, mut seen) = (None, 0);
+    for _ in 0..buckets {
+        *hand = (*hand + 1) % buckets;
+        let Some((_, value)) = table.get_bucket(*hand) else { continue };
+        let loss = value.loss(now);
+        if best.is_none_or(|(least, _)| loss < least) {
+            best = Some((loss, *hand));
         }
-        if loss <= 0.0 {
+        seen += 1;
+        if loss <= 0.0 || seen == CANDIDATES {
             break;
         }
     }
-    best.1
+    best.map(|(_, index)| index)
 }
 
 #[cfg(test)]
@@ -172,13 +187,25 @@ mod tests {
     }
 
     #[test]
-    fn never_holds_more_keys_than_its_bound() {
-        let ledger = Ledger::new(1024);
-        for i in 0..100_000 {
-            touch(&ledger, &format!("t{i}"), 0.5);
+    fn never_holds_more_keys_than_its_bound_and_nearly_as_many() {
+        for max_keys in [1, 20, 1000, 10_000] {
+            let ledger = Ledger::new(max_keys);
+            for i in 0..60_000 {
+                touch(&ledger, &format!("t{i}"), 0.5);
+            }
+            assert!((max_keys * 9 / 10..=max_keys).contains(&ledger.len()), "{} of {max_keys}", ledger.len());
+            assert!(ledger.forgotten() > 0, "what was lost is counted");
         }
-        assert_eq!(ledger.len(), 1024);
-        assert!(ledger.forgotten() > 0, "what was lost is counted");
+    }
+
+    #[test]
+    fn a_shard_at_its_bound_nearly_fills_its_table() {
+        for max_keys in [1_000_000, 100_000, 3_000_000, 12_345] {
+            let (shards, bound) = split(max_keys);
+            let buckets = (bound * 8 / 7).next_power_of_two();
+            assert!(shards * bound <= max_keys && shards <= MOST_SHARDS, "{shards} shards");
+            assert!(shards * buckets <= max_keys * 8 / 7 * 3 / 2, "{max_keys}: {shards} shards of {buckets} buckets");
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ mod tests;
 const SPENT_FOR_MS: u64 = GENERATION_MS - 100;
 /// The longest part of a hold that is not the reply's own wait, in milliseconds: calls for an exhausted key are at least
 /// this far apart …
-const HOLD_MS: f64 = 20.0;
+const HOLD_MS: f64 = 25.0;
 /// … or this share of the bucket's fill time, for buckets that fill faster.
 const HOLD_SHARE: f64 = 0.25;
 /// A stash is refilled ahead when less than this share of the wanted lease is left.

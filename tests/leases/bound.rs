@@ -49,8 +49,7 @@ async fn a_connection_that_breaks_with_calls_under_way_leaves_no_key_waiting_for
     let proxy = FaultProxy::start(&redis.url(), 0).await;
     let setting = Setting { timeout: Duration::from_millis(50), ..Setting::patient(1) };
     let fleet = Fleet::start(&proxy.url(), setting).await;
-    let subjects: Arc<[Subject]> =
-        (0..400).map(|i| Subject::new(&format!("t{i}"), limit(1_000_000, 1000.0))).collect();
+    let subjects: Arc<[Subject]> = (0..400).map(|i| Subject::new(&format!("t{i}"), limit(1_000_000, 1000.0))).collect();
     for fault in [Fault::Reset, Fault::HangUp, Fault::LoseReply, Fault::LoseRequest, Fault::Reset] {
         // Several pipelines are on their way when it happens.
         let mut arrivals = Vec::new();

@@ -88,12 +88,12 @@ async fn nearly_all_that_one_central_bucket_admits_is_admitted() {
     });
     // One request on each gateway, time for the bucket to fill, then a burst everywhere.
     let mut trickle = (0..20).map(|i| traffic::arrival(0.01 * i as f64 + 0.001, i, 0, 1)).collect::<Vec<_>>();
-    trickle.extend(traffic::steady(&mut random(), 1.5, 3000.0, 20).into_iter().map(|one| Arrival {
-        at: one.at + std::time::Duration::from_millis(2600),
-        ..one
-    }));
-    let shapes =
-        [("uniform", uniform), ("zipf", zipf), ("hop", hop), ("on-off", on_off), ("trickle-burst", trickle)];
+    trickle.extend(
+        traffic::steady(&mut random(), 1.5, 3000.0, 20)
+            .into_iter()
+            .map(|one| Arrival { at: one.at + std::time::Duration::from_millis(2600), ..one }),
+    );
+    let shapes = [("uniform", uniform), ("zipf", zipf), ("hop", hop), ("on-off", on_off), ("trickle-burst", trickle)];
     for (name, arrivals) in shapes {
         print!("{name}: ");
         let played = play(20, 2000, 1000.0, &arrivals).await;

@@ -158,15 +158,12 @@ async fn a_small_limit_over_many_gateways_is_used_up_and_not_exceeded() {
 async fn a_gateway_that_stops_under_load_fails_no_request_and_gives_its_leases_back() {
     let _alone = alone().await;
     let (upstream, redis) = (Upstream::normal().await, PrivateRedis::start().await);
-    let setup = Setup::new(upstream.address)
-        .redis(&redis.url())
-        .set("server", "grace_period", "\"10s\"")
-        .limit(30_000, HARDLY);
+    let setup =
+        Setup::new(upstream.address).redis(&redis.url()).set("server", "grace_period", "\"10s\"").limit(30_000, HARDLY);
     let mut gateways = setup.start_many(2).await;
     let stop = Arc::new(AtomicBool::new(false));
-    let workers: Vec<_> = (0..16)
-        .map(|_| tokio::spawn(clients(gateways[0].address, gateways[1].address, Arc::clone(&stop))))
-        .collect();
+    let workers: Vec<_> =
+        (0..16).map(|_| tokio::spawn(clients(gateways[0].address, gateways[1].address, Arc::clone(&stop)))).collect();
     eventually("tokens are leased", Duration::from_secs(5), || async {
         let out = gateways[0].metric("sekisho_lease_tokens", &[]).await;
         (out > 0.0 && upstream.requests() > 500).then_some(())
@@ -259,9 +256,7 @@ async fn whoever_waits_as_long_as_retry_after_says_is_admitted() {
         .iter()
         .enumerate()
         .map(|(i, (capacity, refill))| {
-            format!(
-                r#"{{"tenant_id":"t{i}","route_id":"*","capacity":{capacity},"refill_per_second":{refill}}}"#
-            )
+            format!(r#"{{"tenant_id":"t{i}","route_id":"*","capacity":{capacity},"refill_per_second":{refill}}}"#)
         })
         .collect();
     let setup = Setup::new(upstream.address).redis(&redis.url()).rules(&format!("[{}]", rules.join(",")));

@@ -88,8 +88,7 @@ impl Traffic {
         let loads: Vec<f64> = pick(random, &all_loads).iter().map(|load| load.min(FASTEST / rate)).collect();
         let costs = if random.random_bool(0.6) { vec![1] } else { vec![1, 1, 2, 5.min(drawn.capacity())] };
         let mut simple = costs == [1] && capacity > rate * 0.05;
-        let mut arrivals =
-            traffic::phases(random, SECONDS, (capacity, rate), &loads, &costs, gateways, subject);
+        let mut arrivals = traffic::phases(random, SECONDS, (capacity, rate), &loads, &costs, gateways, subject);
         if random.random_bool(0.3) {
             simple = false;
             arrivals.extend(traffic::edges(random, SECONDS, gateways, drawn.capacity(), subject));
