@@ -88,8 +88,7 @@ impl Traffic {
         let loads: Vec<f64> = pick(random, &all_loads).iter().map(|load| load.min(FASTEST / rate)).collect();
         let costs = if random.random_bool(0.6) { vec![1] } else { vec![1, 1, 2, 5.min(drawn.capacity())] };
         let mut simple = costs == [1] && capacity > rate * 0.05;
-        let mut arrivals =
-            traffic::phases(random, SECONDS, (capacity, rate), &loads, &costs, gateways, subject);
+        let mut arrivals = traffic::phases(random, SECONDS, (capacity, rate), &loads, &costs, gateways, subject);
         if random.random_bool(0.3) {
             simple = false;
             arrivals.extend(traffic::edges(random, SECONDS, gateways, drawn.capacity(), subject));
@@ -243,7 +242,7 @@ async fn no_window_admits_too_much_and_no_key_starves_whatever_fails() {
     let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     println!("{rounds} rounds from seed {first}: at most {worst:.3} tokens over what is allowed");
-    println!("  by the moments of decision, what {as_seen:.4} s refill over it");
+    println!("  by the moments of decision, what refills in {as_seen:.4} s over it");
     println!("{} calm keys: of one central bucket {mean:.4} on average, {least:.4} at least", ratios.len());
     assert!(ratios.len() < 10 || mean >= 0.985, "mean {mean}, seeds from {first}");
 }

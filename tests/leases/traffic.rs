@@ -66,7 +66,13 @@ pub(crate) fn phases(
 
 /// The moments around a generation's boundary that random traffic seldom hits: one gateway hot, then quiet, then
 /// spending its last tokens as its lease ends, another bursting after the boundary.
-pub(crate) fn edges(random: &mut SmallRng, seconds: f64, gateways: usize, capacity: u32, subject: usize) -> Vec<Arrival> {
+pub(crate) fn edges(
+    random: &mut SmallRng,
+    seconds: f64,
+    gateways: usize,
+    capacity: u32,
+    subject: usize,
+) -> Vec<Arrival> {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
     let first = GENERATION - since % GENERATION;
     let mut all = Vec::new();
@@ -80,7 +86,9 @@ pub(crate) fn edges(random: &mut SmallRng, seconds: f64, gateways: usize, capaci
         let last: f64 = random.random_range(0.13..0.16);
         moments.extend((0..60).map(|x| (edge - last + f64::from(x) * 1e-4, 0)));
         moments.extend((0..capacity + 20).map(|_| (edge + 0.0005, 1)));
-        all.extend(moments.iter().filter(|(at, _)| *at > 0.0).map(|&(at, node)| arrival(at, node % gateways, subject, 1)));
+        all.extend(
+            moments.iter().filter(|(at, _)| *at > 0.0).map(|&(at, node)| arrival(at, node % gateways, subject, 1)),
+        );
         edge += GENERATION;
     }
     all
