@@ -13,10 +13,10 @@ DENY_BUILD := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sekisho/cargo-deny
 
 CONFIG ?= conf/sekisho.toml
 
-.PHONY: help run build test lint fmt bench deny deps clean
+.PHONY: help run build test lint fmt bench bench-fleet bench-http deny deps clean
 
 help: ## list these targets
-	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 run: build ## build it and serve CONFIG (default conf/sekisho.toml)
 	$${CARGO_TARGET_DIR:-target}/release/sekisho run -c $(CONFIG)
@@ -42,8 +42,15 @@ deny: ## cargo-deny: licences, bans, sources (builds cargo-deny once if it is mi
 fmt: ## format the code
 	cargo fmt
 
-bench: deps ## the criterion benches
-	cargo bench --locked
+bench: deps ## one decision, and rule look-up (criterion)
+	scripts/services.sh run cargo bench --locked --bench decision --bench rules
+	@echo 'A fleet of 20 on one Redis: make bench-fleet; proxied requests per second and CPU: make bench-http'
+
+bench-fleet: deps ## does the limit hold over 20 gateways, at what cost and latency
+	scripts/services.sh run cargo bench --locked --bench fleet
+
+bench-http: deps ## what limiting costs a proxied request (about ten minutes)
+	benches/http.sh
 
 deps: ## install the Debian packages that building needs, if missing
 	@scripts/packages.sh $(PACKAGES)

@@ -83,7 +83,11 @@ impl Admin {
     fn is_authorized(&self, headers: &HeaderMap) -> bool {
         let Some(Secret(token)) = &self.token else { return true };
         let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
-        let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
+        // RFC 9110 section 11.1: the scheme's name is the same in any case.
+        let given = match given.split_at_checked(b"Bearer ".len()) {
+            Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"Bearer ") => token,
+            _ => b"",
+        };
         given.len() == token.len() && memcmp::eq(given, token.as_bytes())
     }
 
@@ -145,17 +149,20 @@ fn sources(status: &Status) -> Value {
 }
 
 fn explain_query(query: &str) -> Result<Query, String> {
-    let mut request = Query { method: "GET".to_owned(), path: "/".to_owned(), ..Query::default() };
+    let mut request = Query::default();
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         let value = value.into_owned();
         match &*name {
-            "method" => request.method = value,
+            "method" => request.method = value.parse().map_err(|_| format!("method: \"{value}\" is not a method"))?,
             "path" => request.path = value,
             "host" => request.host = Some(value),
             "api_key" => request.api_key = Some(value),
             "ip" => request.ip = Some(value.parse().map_err(|_| format!("ip: \"{value}\" is not an address"))?),
             other => return Err(format!("{other}: unknown, allowed are method, path, host, api_key, ip")),
         }
+    }
+    if request.path.is_empty() {
+        return Err("path: is missing".to_owned());
     }
     Ok(request)
 }

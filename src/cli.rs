@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use crate::config::{self, Settings};
 use crate::explain::{Explainer, Query};
@@ -63,7 +63,7 @@ struct Explain {
     file: ConfigFile,
     /// The request's method.
     #[arg(long)]
-    method: String,
+    method: Method,
     /// The request's path.
     #[arg(long)]
     path: String,

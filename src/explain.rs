@@ -3,18 +3,19 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::{HeaderMap, HeaderValue, Method};
+use http::{HeaderMap, HeaderValue, Method, header};
 use serde_json::{Value, json};
 
 use crate::config::Settings;
 use crate::gateway::identity::Identity;
 use crate::gateway::path::normalise;
 use crate::gateway::reply::Problem;
+use crate::gateway::request::without_port;
 use crate::gateway::route::{RouteError, RouteRef, Router};
 use crate::key::KeyRef;
 use crate::rule::{FailurePolicy, Mode, Rule};
-use crate::rules::Rules;
 use crate::rules::keys::Keys;
+use crate::rules::{Resolved, Rules};
 
 /// Answers from the same parts as the gateway.
 #[derive(Debug)]
@@ -31,12 +32,12 @@ pub struct Explainer {
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     /// Its method.
-    pub method: String,
+    pub method: Method,
     /// Its path, perhaps with a query string.
     pub path: String,
-    /// Its host.
+    /// Its host, perhaps with a port; absent: what its headers say.
     pub host: Option<String>,
-    /// The API key; never repeated in the answer.
+    /// The API key, one more header; never repeated in the answer.
     pub api_key: Option<String>,
     /// The address it comes from.
     pub ip: Option<IpAddr>,
@@ -62,7 +63,7 @@ impl Explainer {
 
     /// One JSON object. What stops the request early (`status`) is explained in place of its limits.
     pub fn explain(&self, query: &Query) -> Value {
-        let mut answer = json!({ "method": query.method, "host": query.host, "route": null, "limits": [] });
+        let mut answer = json!({ "method": query.method.as_str(), "host": query.host(), "route": null, "limits": [] });
         if let Some(ip) = query.ip {
             answer["client"] = json!(self.identity.client_prefix(self.identity.client(ip, &query.headers)).to_string());
         }
@@ -74,11 +75,10 @@ impl Explainer {
     }
 
     fn fill(&self, query: &Query, answer: &mut Value) -> Result<(), Problem> {
-        let method: Method = query.method.parse().map_err(|_| Problem::BadRequest("the method is no token".into()))?;
         let path = query.path.split('?').next().unwrap_or_default();
         let path = normalise(path.as_bytes())?;
         answer["path"] = json!(path);
-        let route = self.router.find(query.host.as_deref(), &method, &path).ok_or(Problem::NotFound)?;
+        let route = self.router.find(query.host(), &query.method, &path).ok_or(Problem::NotFound)?;
         answer["route"] = json!(&*route.id);
         answer["upstream"] = json!(&*route.upstream);
         if !route.limit {
@@ -88,7 +88,7 @@ impl Explainer {
         let mut headers = query.headers.clone();
         if let Some(key) = &query.api_key {
             let value = HeaderValue::from_bytes(key.as_bytes());
-            headers.insert(
+            headers.append(
                 &self.header,
                 value.map_err(|_| Problem::BadRequest("the API key is no header's value".into()))?,
             );
@@ -97,8 +97,8 @@ impl Explainer {
         answer["tenant"] = json!(tenant.id());
         let rules = self.rules.load();
         let resolved = rules.resolve(tenant.id(), &route.id);
-        let chain: Vec<Value> =
-            rules.chain(tenant.id(), &route.id).into_iter().flatten().map(|rule| link(rule)).collect();
+        let chain = rules.chain(tenant.id(), &route.id);
+        answer["chain"] = chain.into_iter().flatten().map(|rule| link(rule, &resolved)).collect();
         let limits = [Some(resolved.enforce), resolved.shadow];
         let limit = |rule: &Arc<Rule>| {
             let why = if Arc::ptr_eq(rule, rules.default_rule()) {
@@ -109,23 +109,35 @@ impl Explainer {
             self.limit(tenant.id(), route, rule, why)
         };
         answer["limits"] = limits.into_iter().flatten().map(limit).collect();
-        answer["chain"] = json!(chain);
         Ok(())
     }
 
     fn limit(&self, tenant: &str, route: &RouteRef, rule: &Rule, why: &str) -> Value {
         let shadow = rule.mode == Mode::Shadow;
-        json!({
+        let bucket = |shard| KeyRef { tenant, route: &route.id, shadow, shard }.to_key().in_redis(&self.key_prefix);
+        let mut limit = json!({
             "rule": format!("{}/{}", rule.tenant_id, rule.route_id),
             "why": why,
             "mode": rule.mode,
-            "bucket": KeyRef { tenant, route: &route.id, shadow, shard: None }.to_key().in_redis(&self.key_prefix),
             "capacity": rule.limit.capacity(),
             "refill_per_second": rule.limit.refill_per_second(),
             "cost": rule.cost.map_or(route.cost, u32::from),
             "on_store_failure": rule.on_store_failure.unwrap_or(self.on_store_failure),
             "comment": rule.comment,
-        })
+        });
+        match rule.shards {
+            0 | 1 => limit["bucket"] = json!(bucket(None)),
+            shards => limit["buckets"] = (0..shards).map(|shard| bucket(Some(shard))).collect(),
+        }
+        limit
+    }
+}
+
+impl Query {
+    /// The host that routes are chosen by.
+    fn host(&self) -> Option<&str> {
+        let header = || self.headers.get(header::HOST)?.to_str().ok();
+        without_port(self.host.as_deref().or_else(header)?)
     }
 }
 
@@ -138,12 +150,16 @@ fn why(rule: &Rule) -> &'static str {
     }
 }
 
-/// A rule that was looked at, and whether it could decide.
-fn link(rule: &Rule) -> Value {
-    let state = match (rule.enabled, rule.mode) {
-        (false, _) => "disabled: skipped",
-        (true, Mode::Shadow) => "shadow: counted, decides nothing",
-        (true, Mode::Enforce) => "enforces, unless a rule before it does",
+/// A rule that was looked at, and what it does about this request.
+fn link(rule: &Arc<Rule>, resolved: &Resolved<'_>) -> Value {
+    let state = if !rule.enabled {
+        "disabled: skipped"
+    } else if Arc::ptr_eq(rule, resolved.enforce) {
+        "enforces"
+    } else if resolved.shadow.is_some_and(|shadow| Arc::ptr_eq(rule, shadow)) {
+        "shadow: counted, decides nothing"
+    } else {
+        "not reached: a rule before it applies"
     };
     json!({ "rule": format!("{}/{}", rule.tenant_id, rule.route_id), "state": state })
 }

@@ -18,9 +18,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::modules::http::HttpModules;
-use pingora::proxy::{FailToProxy, ProxyHttp, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
+use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 use tokio::time::Instant;
 
 use self::identity::Identity;
@@ -29,7 +29,8 @@ use self::route::{RouteError, RouteRef, Router};
 use self::stamp::Verdict;
 use self::upstream::{Choice, InFlight, Pool, Upkeep, Upstream, UpstreamError, Upstreams};
 use crate::config::Settings;
-use crate::limiter::{Check, Limiter, Outcome};
+use crate::decision::Outcome;
+use crate::limiter::{Check, Limiter};
 use crate::metrics::{self, RouteMetrics};
 use crate::rule::{FailurePolicy, Rule};
 use crate::rules::Rules;
@@ -344,11 +345,12 @@ impl ProxyHttp for Gateway {
 
     async fn response_filter(
         &self,
-        _session: &mut Session,
+        session: &mut Session,
         upstream_response: &mut ResponseHeader,
         ctx: &mut Ctx,
     ) -> pingora::Result<()> {
         stamp::stamp(upstream_response, ctx.verdict.as_ref(), self.ratelimit_draft);
+        reply::suit(session, upstream_response);
         Ok(())
     }
 
@@ -363,8 +365,9 @@ impl ProxyHttp for Gateway {
         FailToProxy { error_code: problem.map_or(0, |problem| problem.status().as_u16()), can_reuse_downstream: false }
     }
 
+    /// What a client does wrong is its own affair: any of them could fill the log.
     fn suppress_error_log(&self, _session: &Session, _ctx: &Ctx, error: &Error) -> bool {
-        Problem::of_failure(error).is_none()
+        *error.esource() == ErrorSource::Downstream
     }
 
     async fn logging(&self, session: &mut Session, error: Option<&Error>, ctx: &mut Ctx) {

@@ -10,12 +10,17 @@
 //! | [`cli`] | the command line: `run`, `check`, `explain` |
 //! | [`server`] | assembles listeners, services, signals and shutdown |
 //! | [`admin`] | health, readiness, metrics, status and explain over HTTP |
+//! | [`explain`] | which route, tenant and limits a request would find, and why |
 //! | [`gateway`] | the phases of a proxied request: route, identity, limit, upstream, reply |
-//! | [`limiter`] | `decide`: asks the store, falls back when it does not answer; the pure bucket arithmetic |
+//! | [`limiter`] | `decide`: spends a leased token, asks the store, or falls back when it does not answer |
 //! | [`store`] | where buckets live: Redis (shared) or this process (one gateway alone) |
+//! | [`metrics`] | the Prometheus series |
 //! | [`rules`] | which limit applies: immutable indexed snapshots, read from a file or PostgreSQL |
 //! | [`config`] | one TOML file, read into raw shape, validated into settings |
-//! | [`metrics`], [`telemetry`] | what operators see: Prometheus series and the log |
+//! | [`ledger`] | a bounded map from bucket to what this process knows of it |
+//! | [`decision`], [`rule`], [`key`] | the words that all of these speak: what was decided, by which rule, for which bucket |
+//! | [`bucket`] | the arithmetic of one token bucket and its leases: no clock, no I/O |
+//! | [`clock`], [`telemetry`] | time, injected; the log |
 //!
 //! The scripts that run inside Redis are `scripts/redis/*.lua`.
 
@@ -24,6 +29,7 @@ pub mod bucket;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod decision;
 pub mod explain;
 pub mod gateway;
 pub mod key;

@@ -14,6 +14,8 @@ use std::time::Duration;
 use crate::bucket::{Call, Demand, Limit, Reply, Report};
 use crate::clock::Clock;
 use crate::config;
+use crate::decision::whole_seconds;
+pub use crate::decision::{Decision, Outcome, Quota, Source};
 use crate::key::KeyRef;
 use crate::rule::FailurePolicy;
 use crate::store::Store;
@@ -42,71 +44,6 @@ pub struct Check<'a> {
     pub shadow: bool,
     /// Sub-buckets that the limit is split into, ≥ 1.
     pub shards: u8,
-}
-
-/// What was decided, and by what.
-#[must_use]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision {
-    /// May it pass?
-    pub outcome: Outcome,
-    /// Who decided.
-    pub source: Source,
-    /// What the headers say; `None` where no bucket was consulted (`open`, `closed`).
-    pub quota: Option<Quota>,
-}
-
-/// May the request pass?
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It may.
-    Allowed,
-    /// It may not; `retry_after` is in whole seconds, rounded up, at least 1, and absent where the request costs more
-    /// than the capacity and can never pass.
-    Denied {
-        /// Seconds until an otherwise idle key admits this request.
-        retry_after: Option<u32>,
-    },
-    /// The store does not answer and the rule says `closed`: 503.
-    Unavailable,
-}
-
-/// Who decided; the `source` label of `sekisho_decisions_total`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// A leased token was at hand.
-    Lease,
-    /// The store was asked.
-    Store,
-    /// The key was denied a moment ago and cannot have refilled yet.
-    Hold,
-    /// This gateway's share, the store being away.
-    Local,
-    /// The rule lets everything pass while the store is away.
-    Open,
-    /// The rule lets nothing pass while the store is away.
-    Closed,
-}
-
-/// The state of the bucket after a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quota {
-    /// Tokens: the capacity that applied.
-    pub capacity: u32,
-    /// Whole tokens left, 0 … capacity.
-    pub remaining: u32,
-    /// Seconds until the bucket is full again, rounded up.
-    pub reset: u32,
-}
-
-impl Quota {
-    /// Of a bucket with `left` tokens, which may be a little more than it holds.
-    fn new(limit: Limit, left: u32) -> Self {
-        let capacity = limit.capacity();
-        let remaining = left.min(capacity);
-        let reset = f64::from(capacity - remaining) / limit.refill_per_second();
-        Self { capacity, remaining, reset: reset.ceil() as u32 }
-    }
 }
 
 /// How the store stands.
@@ -300,9 +237,4 @@ fn decision(limit: Limit, reply: &Reply, source: Source) -> Decision {
         _ => Outcome::Allowed,
     };
     Decision { outcome, source, quota: Some(Quota::new(limit, reply.tokens)) }
-}
-
-/// Rounded up, at least 1: a client that waits this long is never early. (RFC 9110 §10.2.3 allows whole seconds only.)
-fn whole_seconds(wait_ms: u64) -> u32 {
-    u32::try_from(wait_ms.div_ceil(1000).max(1)).unwrap_or(u32::MAX)
 }

@@ -9,7 +9,7 @@ use prometheus::{
     opts,
 };
 
-use crate::limiter::{Outcome, Source};
+use crate::decision::{Outcome, Source};
 
 /// Seconds, 10 µs … 100 ms, with bounds on the objectives of 2 ms and 5 ms.
 const DECISION_BUCKETS: [f64; 13] =

@@ -57,6 +57,23 @@ pub struct Rule {
     pub comment: Option<Box<str>>,
 }
 
+impl Rule {
+    /// An enforcing rule with every other field at its default.
+    pub fn new(tenant_id: &str, route_id: &str, limit: Limit) -> Self {
+        Self {
+            tenant_id: tenant_id.into(),
+            route_id: route_id.into(),
+            limit,
+            cost: None,
+            on_store_failure: None,
+            shards: 1,
+            mode: Mode::default(),
+            enabled: true,
+            comment: None,
+        }
+    }
+}
+
 /// Reads `"100/s"`, `"100/min"`, `"5000/h"`, `"10000/day"` as tokens per second.
 ///
 /// # Errors
@@ -80,7 +97,13 @@ pub fn parse_refill(text: &str) -> Result<f64, String> {
 
 /// Text from a source, fit for one line of a message.
 pub(crate) fn shown(text: &str) -> String {
-    let mut shown: String = text.chars().take(LONGEST_ID).flat_map(char::escape_debug).collect();
+    let mut shown = String::with_capacity(text.len().min(LONGEST_ID));
+    for char in text.chars().take(LONGEST_ID) {
+        match char {
+            '"' | '\'' => shown.push(char),
+            _ => shown.extend(char.escape_debug()),
+        }
+    }
     if text.chars().nth(LONGEST_ID).is_some() {
         shown.push('…');
     }

@@ -5,7 +5,9 @@ mod plain;
 mod services;
 
 use std::convert::Infallible;
+use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -60,6 +62,14 @@ pub enum StartError {
         /// The system's reason.
         error: std::io::Error,
     },
+    /// A file of the process itself cannot be written.
+    #[error("cannot write {}: {error}", path.display())]
+    File {
+        /// `server.pid_file`
+        path: PathBuf,
+        /// The system's reason.
+        error: std::io::Error,
+    },
     /// Certificate or key do not make a TLS listener.
     #[error("cannot serve TLS on {address}: {error}")]
     Tls {
@@ -73,7 +83,7 @@ pub enum StartError {
 impl StartError {
     /// Whether the input is at fault, not the machine.
     pub fn is_invalid_input(&self) -> bool {
-        !matches!(self, Self::Listen { .. })
+        !matches!(self, Self::Listen { .. } | Self::File { .. })
     }
 }
 
@@ -95,6 +105,9 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     let explainer = Explainer::new(&settings, loader.rules(), loader.keys()).map_err(GatewayError::from)?;
     if !start.upgrade {
         probe(&settings)?;
+    }
+    if start.daemon {
+        probe_pid_file(&settings.server.pid_file)?;
     }
     exit_without_listeners();
 
@@ -151,6 +164,15 @@ fn probe(settings: &Settings) -> Result<(), StartError> {
         TcpListener::bind(address).map_err(|error| StartError::Listen { address, error })?;
     }
     Ok(())
+}
+
+/// Opens the pid file for writing, so that one that cannot be written ends the start with one clear line: in the
+/// background nobody would hear of it.
+fn probe_pid_file(path: &Path) -> Result<(), StartError> {
+    let is_new = !path.exists();
+    let opened = File::options().append(true).create(true).open(path);
+    let probed = opened.and_then(|_| if is_new { fs::remove_file(path) } else { Ok(()) });
+    probed.map_err(|error| StartError::File { path: path.to_owned(), error })
 }
 
 /// Pingora builds listeners in a task of their own, whose panic would leave a process without listeners. (Addresses

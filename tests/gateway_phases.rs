@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use pingora::proxy::http_proxy_service;
 use pingora::server::configuration::ServerConf;
 use pingora::server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch};
+use pingora_proxy::http_proxy_service;
 use sekisho::bucket::Limit;
 use sekisho::clock::Clock;
 use sekisho::config::{self, Balance, IdentityMode, Settings};
 use sekisho::gateway::Gateway;
 use sekisho::limiter::Limiter;
 use sekisho::rules::keys::Keys;
-use sekisho::rules::{FailurePolicy, Mode, Rule, Rules};
+use sekisho::rules::{FailurePolicy, Rule, Rules};
 use tokio::time::Instant;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -97,17 +97,7 @@ fn settings(
     routes: Vec<config::Route>,
     upstreams: impl IntoIterator<Item = (String, config::Upstream)>,
 ) -> Settings {
-    let default_rule = Rule {
-        tenant_id: "*".into(),
-        route_id: "*".into(),
-        limit: Limit::new(2, 0.001).unwrap(),
-        cost: None,
-        on_store_failure: None,
-        shards: 1,
-        mode: Mode::Enforce,
-        enabled: true,
-        comment: None,
-    };
+    let default_rule = Rule::new("*", "*", Limit::new(2, 0.001).unwrap());
     Settings {
         server: config::Server {
             listen: vec![address],

@@ -10,22 +10,12 @@ use std::time::{Duration, Instant};
 
 use sekisho::bucket::Limit;
 use sekisho::config::{self, IdentityMode, Secret};
-use sekisho::rules::{Loader, Mode, Rule, Source};
+use sekisho::rules::{Loader, Rule, Source};
 use tempfile::TempDir;
 use tokio::sync::{Notify, watch};
 
 fn default_rule() -> Rule {
-    Rule {
-        tenant_id: "*".into(),
-        route_id: "*".into(),
-        limit: Limit::new(77, 1.0).unwrap(),
-        cost: None,
-        on_store_failure: None,
-        shards: 1,
-        mode: Mode::Enforce,
-        enabled: true,
-        comment: None,
-    }
+    Rule::new("*", "*", Limit::new(77, 1.0).unwrap())
 }
 
 struct Case {

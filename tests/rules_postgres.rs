@@ -65,17 +65,7 @@ async fn connect(url: &str) -> Client {
 }
 
 fn loader(settings: &config::Rules, identity: &IdentityMode) -> Loader {
-    let default_rule = Rule {
-        tenant_id: "*".into(),
-        route_id: "*".into(),
-        limit: Limit::new(77, 1.0).unwrap(),
-        cost: None,
-        on_store_failure: None,
-        shards: 1,
-        mode: Mode::Enforce,
-        enabled: true,
-        comment: None,
-    };
+    let default_rule = Rule::new("*", "*", Limit::new(77, 1.0).unwrap());
     Loader::new(settings, &default_rule, identity, &[])
 }
 

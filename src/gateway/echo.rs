@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, Version, header};
 use pingora::http::ResponseHeader;
-use pingora::proxy::Session;
+use pingora_proxy::Session;
 
 use super::stamp::{self, Verdict};
 use super::{reply, request};

@@ -5,15 +5,15 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, StatusCode, header};
+use http::{HeaderValue, Method, StatusCode, Version, header};
 use pingora::http::ResponseHeader;
-use pingora::proxy::Session;
 use pingora::{Error, ErrorSource, ErrorType};
+use pingora_proxy::Session;
 
 use super::identity::IdentityError;
 use super::path::PathError;
 use super::stamp::{self, Verdict};
-use crate::limiter::Outcome;
+use crate::decision::Outcome;
 
 /// A body the client still sends is read to its end, and the connection kept, up to this size (bytes) …
 const KEPT_BODY: u64 = 64 << 10;
@@ -198,11 +198,31 @@ pub async fn send(
     Ok(())
 }
 
+/// Announces the end of the connection: a client that is not told sends its next request into a closed one.
+fn end_when_stopping(session: &mut Session) {
+    if session.is_process_shutting_down() {
+        session.set_keepalive(None);
+    }
+}
+
+/// Fits an upstream's answer to the connection it goes out on.
+pub fn suit(session: &mut Session, response: &mut ResponseHeader) {
+    end_when_stopping(session);
+    // Pingora would close the connection of every client that sends its body only after this 100.
+    session.set_close_on_response_before_downstream_finish(!stamp::is_interim(response));
+    // RFC 9112 section 6.1: HTTP/1.0 knows no chunks; there the end of the connection is the end of the body.
+    if session.req_header().version == Version::HTTP_10 && response.headers.contains_key(header::TRANSFER_ENCODING) {
+        response.remove_header(&header::TRANSFER_ENCODING);
+        session.set_keepalive(None);
+    }
+}
+
 /// Writes an answer with a body of known length; none goes out to a `HEAD`.
 ///
 /// # Errors
 /// When the client is gone.
 pub async fn write(session: &mut Session, response: ResponseHeader, body: Bytes) -> pingora::Result<()> {
+    end_when_stopping(session);
     let body = (session.req_header().method != Method::HEAD).then_some(body).filter(|body| !body.is_empty());
     session.write_response_header(Box::new(response), body.is_none()).await?;
     session.write_response_body(body, true).await
@@ -270,21 +290,11 @@ mod tests {
 
     use super::*;
     use crate::bucket::Limit;
-    use crate::limiter::{Decision, Quota, Source};
-    use crate::rule::{Mode, Rule};
+    use crate::decision::{Decision, Quota, Source};
+    use crate::rule::Rule;
 
     fn verdict(outcome: Outcome, quota: Option<Quota>) -> Verdict {
-        let rule = Rule {
-            tenant_id: "shop \"a\"\n".into(),
-            route_id: "*".into(),
-            limit: Limit::new(2, 1.0).unwrap(),
-            cost: None,
-            on_store_failure: None,
-            shards: 1,
-            mode: Mode::Enforce,
-            enabled: true,
-            comment: None,
-        };
+        let rule = Rule::new("shop \"a\"\n", "*", Limit::new(2, 1.0).unwrap());
         Verdict { decision: Decision { outcome, source: Source::Store, quota }, rule: Arc::new(rule) }
     }
 

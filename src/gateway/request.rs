@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{Version, header};
 use pingora::http::RequestHeader;
 use pingora::http::authority::{RawTargetAuthority, raw_target_authority};
-use pingora::proxy::Session;
+use pingora_proxy::Session;
 
 use super::path;
 use super::reply::Problem;
@@ -30,6 +30,17 @@ pub fn admit(session: &mut Session) -> Result<(), Problem> {
     if head.version == Version::HTTP_11 && !head.headers.contains_key(header::HOST) {
         return Err(Problem::BadRequest("the Host header is missing".into()));
     }
+    if head.headers.get(header::HOST).is_some_and(|host| !is_authority(host.as_bytes())) {
+        return Err(Problem::BadRequest("the Host header is not a host".into()));
+    }
+    // RFC 9110 section 8.6: a list of equal lengths may be read as one, or refused; who comes behind may read another.
+    let mut lengths = head.headers.get_all(header::CONTENT_LENGTH).iter();
+    let length = lengths.next();
+    if lengths.next().is_some() || length.is_some_and(|length| !length.as_bytes().iter().all(u8::is_ascii_digit)) {
+        // Nobody knows where its body ends.
+        session.set_keepalive(None);
+        return Err(Problem::BadRequest("Content-Length is not one number".into()));
+    }
     normalise(session.req_header_mut())
 }
 
@@ -39,11 +50,26 @@ pub fn host(head: &RequestHeader) -> Option<&str> {
         Some(authority) => authority.as_str(),
         None => head.headers.get(header::HOST)?.to_str().ok()?,
     };
+    without_port(authority)
+}
+
+/// The host of an authority such as `example.com:8080` or `[::1]:8080`, without final dot.
+pub fn without_port(authority: &str) -> Option<&str> {
     let host = match authority.strip_prefix('[') {
         Some(address) => address.split_once(']').map_or(authority, |(address, _)| &authority[..address.len() + 2]),
         None => authority.split_once(':').map_or(authority, |(host, _)| host),
     };
     Some(host.strip_suffix('.').unwrap_or(host)).filter(|host| !host.is_empty())
+}
+
+/// Whether a host is one by its characters: RFC 3986 section 3.2, a name or address and perhaps a port. It may be empty.
+fn is_authority(host: &[u8]) -> bool {
+    let (name, port) = match host.iter().rposition(|&byte| byte == b':') {
+        Some(at) if !host[at..].contains(&b']') => (&host[..at], &host[at + 1..]),
+        _ => (host, &b""[..]),
+    };
+    let in_name = |&byte: &u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(&byte);
+    name.iter().all(in_name) && port.iter().all(u8::is_ascii_digit)
 }
 
 /// Whether a head as received, request line and all, has a line that starts with `Content-Length:`.
@@ -147,6 +173,18 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(host(&head(b"/", Some(sent))), expected, "{sent}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_known_by_its_characters() {
+        for host in
+            ["example.com", "example.com:8080", "example.com:", "10.0.0.1", "[::1]", "[::1]:80", "a_b", "%C3%A9", ""]
+        {
+            assert!(is_authority(host.as_bytes()), "{host}");
+        }
+        for host in ["a b", "a/b", "a?b", "a#b", "a@b", "a:80x", "a\\b", "\u{e9}", "<a>", "a\"b"] {
+            assert!(!is_authority(host.as_bytes()), "{host}");
         }
     }
 

@@ -4,10 +4,10 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use http::HeaderValue;
+use http::{HeaderValue, StatusCode};
 use pingora::http::ResponseHeader;
 
-use crate::limiter::{Decision, Outcome};
+use crate::decision::{Decision, Outcome};
 use crate::rule::Rule;
 
 const LIMIT: &str = "X-RateLimit-Limit";
@@ -33,12 +33,10 @@ impl Verdict {
 
 /// Writes the limit headers of a verdict and removes an upstream's own. `draft` adds `RateLimit-Policy` and `RateLimit`
 /// of draft-ietf-httpapi-ratelimit-headers-11. A verdict without a bucket (`open`, `closed`) leaves none of them; a
-/// request without a verdict keeps the upstream's.
-///
-/// Called again for the same response (after a 1xx), it writes the same.
+/// request without a verdict keeps the upstream's. An interim response (100, 103) is no answer yet and carries none.
 pub fn stamp(response: &mut ResponseHeader, verdict: Option<&Verdict>, draft: bool) {
     let Some(verdict) = verdict else { return };
-    let Some(quota) = verdict.decision.quota else {
+    let Some(quota) = verdict.decision.quota.filter(|_| !is_interim(response)) else {
         for name in [LIMIT, REMAINING, DRAFT_POLICY, DRAFT_STATE] {
             response.remove_header(name);
         }
@@ -58,6 +56,11 @@ pub fn stamp(response: &mut ResponseHeader, verdict: Option<&Verdict>, draft: bo
         put_text(response, DRAFT_POLICY, format!("{name};q={};w={window}", quota.capacity));
         put_text(response, DRAFT_STATE, format!("{name};r={};t={seconds}", quota.remaining));
     }
+}
+
+/// Whether the answer is still to come: after a 101 nothing does.
+pub fn is_interim(response: &ResponseHeader) -> bool {
+    response.status.is_informational() && response.status != StatusCode::SWITCHING_PROTOCOLS
 }
 
 /// An RFC 9651 String: printable ASCII in quotes. Other bytes, and the percent sign, are percent-encoded.
@@ -96,20 +99,10 @@ fn put(response: &mut ResponseHeader, name: &'static str, value: HeaderValue) {
 mod tests {
     use super::*;
     use crate::bucket::Limit;
-    use crate::limiter::{Quota, Source};
+    use crate::decision::{Quota, Source};
 
     fn verdict(outcome: Outcome, source: Source, quota: Option<Quota>) -> Verdict {
-        let rule = Rule {
-            tenant_id: "shop-a".into(),
-            route_id: "create\"order\u{e9}".into(),
-            limit: Limit::new(200, 150.0).unwrap(),
-            cost: None,
-            on_store_failure: None,
-            shards: 1,
-            mode: crate::rules::Mode::Enforce,
-            enabled: true,
-            comment: None,
-        };
+        let rule = Rule::new("shop-a", "create\"order\u{e9}", Limit::new(200, 150.0).unwrap());
         Verdict { decision: Decision { outcome, source, quota }, rule: Arc::new(rule) }
     }
 
@@ -132,12 +125,20 @@ mod tests {
     }
 
     #[test]
-    fn an_upstreams_copies_are_replaced_and_a_second_stamp_changes_nothing() {
+    fn an_upstreams_copies_are_replaced() {
         let mut response = upstream_response();
-        for _ in 0..2 {
+        stamp(&mut response, Some(&verdict(Outcome::Allowed, Source::Store, quota(7))), false);
+        assert_eq!(values(&response, LIMIT), ["200"]);
+        assert_eq!(values(&response, REMAINING), ["7"]);
+    }
+
+    #[test]
+    fn an_interim_response_carries_none_and_the_answer_after_it_does() {
+        for (status, limit) in [(100, &[][..]), (103, &[]), (101, &["200"]), (200, &["200"])] {
+            let mut response = upstream_response();
+            response.set_status(status).unwrap();
             stamp(&mut response, Some(&verdict(Outcome::Allowed, Source::Store, quota(7))), false);
-            assert_eq!(values(&response, LIMIT), ["200"]);
-            assert_eq!(values(&response, REMAINING), ["7"]);
+            assert_eq!(values(&response, LIMIT), limit, "{status}");
         }
     }
 

@@ -2,7 +2,8 @@
 
 use crate::bucket::{Call, Demand, Report};
 use crate::clock::Clock;
-use crate::limiter::{Check, Decision, Source, decision};
+use crate::decision::{Decision, Source};
+use crate::limiter::{Check, decision};
 use crate::store::memory::MemoryStore;
 
 /// Buckets of this gateway's share.

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::oneshot;
 
 use crate::bucket::{Demand, GENERATION_MS, Limit, Reply, Report};
+use crate::decision::{Decision, Outcome, Quota, Source, whole_seconds};
 use crate::ledger::Keep;
-use crate::limiter::{Decision, Outcome, Quota, Source};
 use crate::store::redis::Message;
 
 #[cfg(test)]
@@ -366,7 +366,7 @@ impl Lease {
 
     fn denied(&self, source: Source, wait_ms: Option<u64>) -> Decision {
         let left = self.tokens + self.stash;
-        let retry_after = wait_ms.map(super::whole_seconds);
+        let retry_after = wait_ms.map(whole_seconds);
         Decision { outcome: Outcome::Denied { retry_after }, source, quota: Some(Quota::new(self.limit, left)) }
     }
 }

@@ -2,7 +2,8 @@
 //! request may be denied although a sub-bucket that was not asked had tokens.
 
 use crate::bucket::Limit;
-use crate::limiter::{Buckets, Check, Decision, Limiter, Outcome, Quota};
+use crate::decision::{Decision, Outcome, Quota};
+use crate::limiter::{Buckets, Check, Limiter};
 
 impl Limiter {
     /// Asks this gateway's own sub-bucket, and before it denies one other: the one that was last seen fullest.

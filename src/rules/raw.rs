@@ -293,7 +293,7 @@ mod tests {
         for (fields, expected) in [
             (r#""capacity": 0, "refill_per_second": 1"#, format!("capacity is 0, {integers}")),
             (r#""capacity": -5, "refill_per_second": 1"#, format!("capacity is -5, {integers}")),
-            (r#""capacity": "9", "refill_per_second": 1"#, format!("capacity is \\\"9\\\", {integers}")),
+            (r#""capacity": "9", "refill_per_second": 1"#, format!("capacity is \"9\", {integers}")),
             (r#""capacity": 2147483648, "refill_per_second": 1"#, format!("capacity is 2147483648, {integers}")),
             (
                 r#""capacity": 99999999999999999999, "refill_per_second": 1"#,
@@ -312,7 +312,7 @@ mod tests {
             ),
             (
                 r#""capacity": 9, "refill_per_second": "1""#,
-                "refill_per_second is \\\"1\\\", allowed are numbers greater than 0 up to 2147483647".into(),
+                "refill_per_second is \"1\", allowed are numbers greater than 0 up to 2147483647".into(),
             ),
             (
                 r#""capacity": 9, "refill": "1/fortnight""#,
@@ -350,7 +350,7 @@ mod tests {
             ),
             (
                 r#""capacity": 9, "refill_per_second": 1, "enabled": "yes""#,
-                "enabled is \\\"yes\\\", allowed are true, false".into(),
+                "enabled is \"yes\", allowed are true, false".into(),
             ),
         ] {
             assert_eq!(fault(&with(fields)), expected, "{fields}");

@@ -190,17 +190,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn rule(tenant: &str, route: &str) -> Rule {
-        Rule {
-            tenant_id: tenant.into(),
-            route_id: route.into(),
-            limit: Limit::new(1, 1.0).unwrap(),
-            cost: None,
-            on_store_failure: None,
-            shards: 1,
-            mode: Mode::Enforce,
-            enabled: true,
-            comment: None,
-        }
+        Rule::new(tenant, route, Limit::new(1, 1.0).unwrap())
     }
 
     fn set(rules: impl IntoIterator<Item = Rule>) -> RuleSet {

@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use pingora::apps::{HttpServerOptions, ServerApp};
 use pingora::protocols::Stream;
 use pingora::protocols::l4::stream::Stream as PlainStream;
-use pingora::proxy::{HttpProxy, http_proxy};
 use pingora::server::ShutdownWatch;
 use pingora::server::configuration::ServerConf;
+use pingora_proxy::{HttpProxy, http_proxy};
 use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
 

@@ -1,6 +1,7 @@
 //! What operators see: health, metrics, status, explain.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use crate::support::{Behaviour, Connection, HARDLY, Setup, Upstream, get, redis_url, request, sekisho};
 
@@ -137,6 +138,88 @@ async fn explain_says_which_limit_applies_and_why_and_spends_nothing() {
 }
 
 #[tokio::test]
+async fn explain_chooses_the_route_by_host_as_a_request_would() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address)
+        .table("[[route]]\nid = \"api\"\nhost = \"api.example.com\"\npath = \"/orders\"\nupstream = \"main\"\n")
+        .table("[[route]]\nid = \"six\"\nhost = \"[::1]\"\npath = \"/orders\"\nupstream = \"main\"\n")
+        .limit(100, HARDLY)
+        .start()
+        .await;
+    let config = gateway.file("sekisho.toml");
+    let hosts =
+        [("api.example.com", "api"), ("API.example.com:8080", "api"), ("api.example.com.", "api"), ("[::1]:80", "six")];
+    for (host, route) in hosts.into_iter().chain([("other", "orders")]) {
+        let over_http = get(gateway.admin, &format!("/api/v1/explain?path=/orders&api_key=a&host={host}"), &[]).await;
+        assert_eq!(over_http.json()["route"], route, "{host}");
+        let header = format!("Host: {host}");
+        let command =
+            ["explain", "-c", config.to_str().unwrap(), "--method", "GET", "--path", "/orders", "-H", &header];
+        let by_header: serde_json::Value = serde_json::from_str(&sekisho(&command).stdout).unwrap();
+        assert_eq!(by_header["route"], route, "{header}");
+        let before = gateway.metric("sekisho_requests_total", &[&format!("route=\"{route}\"")]).await;
+        let head = format!("GET /orders HTTP/1.1\r\nHost: {host}\r\nX-Api-Key: a\r\n\r\n");
+        assert_eq!(crate::support::send(gateway.address, head.as_bytes()).await.status, 200);
+        let after = || async {
+            let now = gateway.metric("sekisho_requests_total", &[&format!("route=\"{route}\"")]).await;
+            (now > before).then_some(())
+        };
+        crate::support::eventually("the request itself took that route", Duration::from_secs(5), after).await;
+    }
+}
+
+#[tokio::test]
+async fn explain_names_the_buckets_that_are_in_redis_and_what_each_rule_does() {
+    let upstream = Upstream::normal().await;
+    let setup = Setup::new(upstream.address).redis(&redis_url()).rules(
+        r#"[{"tenant_id":"off","route_id":"orders","capacity":3,"refill_per_second":1,"enabled":false},
+            {"tenant_id":"off","route_id":"*","capacity":4,"refill_per_second":1,"mode":"shadow"},
+            {"tenant_id":"*","route_id":"orders","capacity":5,"refill_per_second":1},
+            {"tenant_id":"*","route_id":"*","capacity":6,"refill_per_second":1},
+            {"tenant_id":"big","route_id":"orders","capacity":100,"refill_per_second":1,"shards":3}]"#,
+    );
+    let gateway = setup.start().await;
+    let explain = async |tenant: &str| {
+        get(gateway.admin, &format!("/api/v1/explain?path=/orders&api_key={tenant}"), &[]).await.json()
+    };
+    let answer = explain("off").await;
+    let states: Vec<_> =
+        answer["chain"].as_array().unwrap().iter().map(|link| link["state"].as_str().unwrap()).collect();
+    let expected = ["disabled: skipped", "shadow: counted, decides nothing", "enforces"];
+    assert_eq!(states[..3], expected, "{answer}");
+    assert!(states[3].starts_with("not reached"), "{answer}");
+
+    let answer = explain("big").await;
+    let buckets: Vec<_> =
+        answer["limits"][0]["buckets"].as_array().unwrap().iter().map(|b| b.as_str().unwrap()).collect();
+    let prefix = setup.prefix();
+    assert_eq!(buckets, [0, 1, 2].map(|shard| format!("{prefix}:big:orders:{shard}")));
+    assert_eq!(gateway.get("/orders", "big").await.status, 200);
+    let mut redis = crate::support::connect(&redis_url()).await;
+    let keys: Vec<String> = redis::cmd("KEYS").arg(format!("{prefix}:*big*")).query_async(&mut redis).await.unwrap();
+    assert!(!keys.is_empty() && keys.iter().all(|key| buckets.contains(&key.as_str())), "{keys:?}");
+}
+
+#[tokio::test]
+async fn explain_refuses_what_is_no_request_and_names_the_parameter() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(2, HARDLY).start().await;
+    for (query, parameter) in [("", "path"), ("?path=/orders&method=G%20T", "method"), ("?path=/orders&ip=x", "ip")] {
+        let answer = get(gateway.admin, &format!("/api/v1/explain{query}"), &[]).await;
+        assert_eq!(answer.status, 400, "{query}: {answer:?}");
+        assert!(answer.json()["error"].as_str().unwrap().starts_with(&format!("{parameter}: ")), "{query}: {answer:?}");
+    }
+    let config = gateway.file("sekisho.toml");
+    let explain = ["explain", "-c", config.to_str().unwrap(), "--path", "/orders", "--method"];
+    let run = sekisho(&[&explain[..], &["G T"]].concat());
+    assert_eq!(run.code, Some(2), "{}{}", run.stdout, run.stderr);
+    assert!(run.stderr.contains("--method"), "{}", run.stderr);
+    let twice = sekisho(&[&explain[..], &["GET", "--api-key", "a", "-H", "X-Api-Key: b"]].concat());
+    let twice: serde_json::Value = serde_json::from_str(&twice.stdout).unwrap();
+    assert_eq!(twice["status"], 400, "as the request itself: {twice}");
+}
+
+#[tokio::test]
 async fn the_admin_listener_survives_nonsense() {
     let upstream = Upstream::normal().await;
     let gateway = Setup::new(upstream.address).limit(2, HARDLY).start().await;
@@ -156,4 +239,32 @@ async fn the_admin_listener_survives_nonsense() {
         }
         assert_eq!(get(gateway.admin, "/healthz", &[]).await.status, 200);
     }
+}
+
+#[tokio::test]
+async fn with_a_token_nothing_is_told_without_it() {
+    let upstream = Upstream::normal().await;
+    let dir = tempfile::TempDir::new().unwrap();
+    let token_file = dir.path().join("token");
+    std::fs::write(&token_file, "the-token\n").unwrap();
+    let setup =
+        Setup::new(upstream.address).set("admin", "token_file", &format!("{:?}", token_file.display().to_string()));
+    let gateway = setup.spawn();
+    let ask =
+        async |path: &str, authorization: &str| get(gateway.admin, path, &[("Authorization", authorization)]).await;
+    crate::support::eventually("it takes connections", Duration::from_secs(20), || async {
+        tokio::net::TcpStream::connect(gateway.admin).await.ok()
+    })
+    .await;
+    for path in ["/api/v1/status", "/api/v1/explain?path=/orders", "/metrics", "/nowhere"] {
+        for wrong in ["", "Bearer", "Bearer ", "Bearer the-toke", "Bearer the-token-", "Basic the-token", "the-token"] {
+            let answer = ask(path, wrong).await;
+            assert_eq!(answer.status, 401, "{path} {wrong:?}");
+            assert_eq!(answer.header("WWW-Authenticate"), Some("Bearer"));
+        }
+    }
+    for right in ["Bearer the-token", "bearer the-token"] {
+        assert_eq!(ask("/api/v1/status", right).await.status, 200, "{right}");
+    }
+    assert!(!gateway.log().contains("the-token"));
 }

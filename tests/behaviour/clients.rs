@@ -77,12 +77,28 @@ async fn who_asks_before_sending_a_body_is_told_to_go_on() {
     let upstream = Upstream::normal().await;
     let gateway = Setup::new(upstream.address).limit(5, HARDLY).start().await;
     let headers = [("X-Api-Key", "shop-a"), ("Content-Length", "10"), ("Expect", "100-continue")];
-    for _ in 0..2 {
-        let mut connection = Connection::open(gateway.address).await;
+    let mut connection = Connection::open(gateway.address).await;
+    for _ in 0..3 {
         connection.write(&request("POST", "/orders", &headers)).await;
-        assert_eq!(connection.read(false).await.unwrap().status, 100);
+        let go_on = connection.read(false).await.unwrap();
+        assert_eq!((go_on.status, go_on.headers.len()), (100, 0), "{go_on:?}");
         connection.write(b"0123456789").await;
-        assert_eq!(connection.read(false).await.unwrap().status, 200);
+        let answer = connection.read(false).await.unwrap();
+        assert!(answer.status == 200 && !answer.closes(), "asking first costs no connection: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_of_http_1_0_gets_no_chunks() {
+    let upstream = Upstream::start(Behaviour::UntilClose).await;
+    let gateway = Setup::new(upstream.address).limit(5, HARDLY).start().await;
+    for keep_alive in ["", "Connection: keep-alive\r\n"] {
+        let mut connection = Connection::open(gateway.address).await;
+        connection.write(format!("GET /orders HTTP/1.0\r\nX-Api-Key: shop-a\r\n{keep_alive}\r\n").as_bytes()).await;
+        let answer = connection.read(false).await.unwrap();
+        assert_eq!((answer.status, answer.header("Transfer-Encoding")), (200, None), "{answer:?}");
+        assert_eq!(answer.text(), "ok\n", "whole, to the end of the connection");
+        assert!(answer.closes(), "{answer:?}");
     }
 }
 
@@ -104,6 +120,19 @@ async fn a_body_for_an_allowed_key_arrives_whole() {
         assert_eq!(connection.read(false).await.unwrap().status, 200);
     }
     assert_eq!(upstream.requests(), 4);
+}
+
+#[tokio::test]
+async fn a_clients_mistakes_do_not_fill_the_log() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address).limit(1000, HARDLY).start().await;
+    let lines = gateway.log().lines().count();
+    let mut bytes = request("POST", "/orders", &[("X-Api-Key", "shop-a"), ("Transfer-Encoding", "chunked")]);
+    bytes.extend_from_slice(b"no size\r\n");
+    for _ in 0..50 {
+        assert_eq!(crate::support::send(gateway.address, &bytes).await.status, 400);
+    }
+    assert!(gateway.log().lines().count() < lines + 5, "{}", gateway.log());
 }
 
 #[tokio::test]

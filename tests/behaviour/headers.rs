@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::support::{Behaviour, HARDLY, Response, Setup, Upstream, free_address, redis_url, request, send};
+use crate::support::{
+    Behaviour, Connection, HARDLY, Response, Setup, Upstream, free_address, redis_url, request, send,
+};
 
 fn stamped(response: &Response, limit: u64) {
     assert_eq!(response.number("X-RateLimit-Limit"), limit, "{response:?}");
@@ -132,6 +134,19 @@ async fn headers_are_on_every_answer_whoever_wrote_it_and_once() {
     let denied = gateway.spend("/orders", "shop-a", 51).await.pop().unwrap();
     assert_eq!(denied.status, 429);
     stamped(&denied, 50);
+}
+
+#[tokio::test]
+async fn an_interim_response_carries_no_limit_headers_and_the_answer_after_it_does() {
+    let upstream = Upstream::start(Behaviour::EarlyHints).await;
+    let gateway = Setup::new(upstream.address).set("headers", "ratelimit_draft", "true").limit(9, HARDLY).start().await;
+    let mut connection = Connection::open(gateway.address).await;
+    let hints = connection.get("/orders", &[("X-Api-Key", "shop-a")]).await.unwrap();
+    assert_eq!(hints.status, 103);
+    assert_eq!(hints.headers, [("Link".to_owned(), "</a.css>".to_owned())]);
+    let answer = connection.read(false).await.unwrap();
+    assert_eq!(answer.status, 200);
+    stamped(&answer, 9);
 }
 
 #[tokio::test]

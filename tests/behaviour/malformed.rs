@@ -55,6 +55,17 @@ async fn ambiguous_or_malformed_heads_get_400_and_reach_nobody() {
             "two Content-Lengths",
             format!("POST /orders HTTP/1.1\r\nHost: a\r\n{key}Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd"),
         ),
+        (
+            "the same Content-Length twice",
+            format!("POST /orders HTTP/1.1\r\nHost: a\r\n{key}Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc"),
+        ),
+        (
+            "a list for Content-Length",
+            format!("POST /orders HTTP/1.1\r\nHost: a\r\n{key}Content-Length: 3, 3\r\n\r\nabc"),
+        ),
+        ("a Host with a space", format!("GET /orders HTTP/1.1\r\nHost: a b\r\n{key}\r\n")),
+        ("a Host with a path", format!("GET /orders HTTP/1.1\r\nHost: a/b\r\n{key}\r\n")),
+        ("a Host with a port that is none", format!("GET /orders HTTP/1.1\r\nHost: a:b\r\n{key}\r\n")),
         ("a negative Content-Length", format!("POST /orders HTTP/1.1\r\nHost: a\r\n{key}Content-Length: -1\r\n\r\n")),
         ("a signed Content-Length", format!("POST /orders HTTP/1.1\r\nHost: a\r\n{key}Content-Length: +3\r\n\r\nabc")),
         ("a text for Content-Length", format!("POST /orders HTTP/1.1\r\nHost: a\r\n{key}Content-Length: x\r\n\r\n")),

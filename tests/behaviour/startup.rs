@@ -130,6 +130,21 @@ fn a_port_in_use_is_exit_code_3_with_one_line_that_names_it() {
 }
 
 #[test]
+fn a_pid_file_that_cannot_be_written_ends_the_start_in_the_background_with_one_line_that_names_it() {
+    let dir = TempDir::new().unwrap();
+    let pid_file = dir.path().join("no-such-folder/pid");
+    let config = Setup::new(nobody()).write(dir.path(), free_address(), free_address());
+    let text = std::fs::read_to_string(&config).unwrap();
+    let at = format!("{:?}", dir.path().join("pid").display().to_string());
+    std::fs::write(&config, text.replace(&at, &format!("{:?}", pid_file.display().to_string()))).unwrap();
+    let run = sekisho(&["run", "-d", "-c", config.to_str().unwrap()]);
+    assert_eq!(run.code, Some(3), "{}", said(&run));
+    let lines = run.stderr.lines().filter(|line| line.contains(&pid_file.display().to_string())).count();
+    assert_eq!(lines, 1, "{}", said(&run));
+    assert!(!said(&run).contains("panicked"), "{}", said(&run));
+}
+
+#[test]
 fn strings_come_from_the_environment() {
     let dir = TempDir::new().unwrap();
     let config = Setup::new(nobody()).set("store", "key_prefix", "\"${SEKISHO_TEST_NO_SUCH_NAME:-fallback}\"").write(

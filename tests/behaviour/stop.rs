@@ -17,7 +17,9 @@ async fn sigterm_lets_what_is_in_flight_finish_and_then_ends() {
     .await;
     let start = Instant::now();
     gateway.signal("TERM");
-    assert_eq!(connection.read(false).await.unwrap().status, 200);
+    let answer = connection.read(false).await.unwrap();
+    assert_eq!(answer.status, 200);
+    assert!(answer.closes(), "or its next request would go into a closed connection: {answer:?}");
     let status = gateway.ended(Duration::from_secs(15)).await.expect("it ends early when nothing is in flight");
     assert!(status.success(), "{status}");
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());

@@ -136,3 +136,25 @@ async fn failures_are_counted_by_upstream() {
     assert!(gateway.metric("sekisho_upstream_failures_total", &["upstream=\"main\""]).await >= 1.0);
     assert_eq!(gateway.metric("sekisho_requests_total", &["route=\"orders\"", "code=\"502\""]).await, 1.0);
 }
+
+#[tokio::test]
+async fn reusing_connections_of_an_upstream_is_nothing_to_log() {
+    let upstream = Upstream::normal().await;
+    let gateway =
+        Setup::new(upstream.address).set("server", "threads", "2").limit(1_000_000, 1_000_000.0).start().await;
+    let clients: Vec<_> = (0..8)
+        .map(|_| {
+            let address = gateway.address;
+            tokio::spawn(async move {
+                let mut connection = Connection::open(address).await;
+                for _ in 0..500 {
+                    assert_eq!(connection.get("/orders", &[("X-Api-Key", "shop-a")]).await.unwrap().status, 200);
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
+    assert!(!gateway.log().contains("reusable"), "{}", gateway.log());
+}

@@ -28,6 +28,10 @@ pub(crate) enum Behaviour {
     SendsTooMuch,
     /// Bytes that are not HTTP.
     Garbage,
+    /// A 103 with limit headers of its own, then a 200.
+    EarlyHints,
+    /// 200 with a body that ends with the connection.
+    UntilClose,
 }
 
 #[derive(Debug)]
@@ -121,6 +125,12 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
             Behaviour::CloseEarly => (b"", true),
             Behaviour::PromisesTooMuch => (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nok\n", true),
             Behaviour::SendsTooMuch => (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\nHTTP/1.1 200 smuggled", true),
+            Behaviour::EarlyHints => (
+                b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\nX-RateLimit-Limit: 999999\r\n\r\n\
+                  HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n",
+                false,
+            ),
+            Behaviour::UntilClose => (b"HTTP/1.1 200 OK\r\n\r\nok\n", true),
             Behaviour::Garbage => (b"\x00\x01\x02 this is not HTTP \xff\xfe\r\n\r\n", true),
         };
         if stream.write_all(answer).await.is_err() || close {

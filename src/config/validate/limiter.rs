@@ -7,7 +7,7 @@ use super::value::{Between, duration, failure_policy};
 use crate::bucket::Limit;
 use crate::config::fault::{At, Report};
 use crate::config::{Breaker, Limiter, Prefetch, file};
-use crate::rule::{FailurePolicy, Mode, Rule, parse_refill};
+use crate::rule::{ANY, FailurePolicy, Rule, parse_refill};
 
 /// Checks the section and fills in its defaults.
 pub(super) fn limiter(raw: &file::Limiter, report: &Report) -> Limiter {
@@ -55,15 +55,9 @@ fn default_rule(raw: Option<&file::DefaultRule>, report: &Report) -> Rule {
         report.integer(&raw.cost, 1..=i64::from(most)).and_then(NonZeroU32::new)
     });
     Rule {
-        tenant_id: "*".into(),
-        route_id: "*".into(),
-        limit: limit.unwrap_or_else(standard_limit),
         cost,
         on_store_failure: raw.and_then(|raw| report.parse(&raw.on_store_failure, failure_policy)),
-        shards: 1,
-        mode: Mode::Enforce,
-        enabled: true,
-        comment: None,
+        ..Rule::new(ANY, ANY, limit.unwrap_or_else(standard_limit))
     }
 }
 

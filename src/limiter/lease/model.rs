@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::{Ask, Lease, Numbers};
 use crate::bucket::{Bucket, Call, Limit, Reply};
-use crate::limiter::{Decision, Outcome};
+use crate::decision::{Decision, Outcome};
 use crate::store::redis::Message;
 
 /// A request waits for the store so long, in microseconds, as everything here.
