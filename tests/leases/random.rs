@@ -242,7 +242,7 @@ async fn no_window_admits_too_much_and_no_key_starves_whatever_fails() {
     let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     println!("{rounds} rounds from seed {first}: at most {worst:.3} tokens over what is allowed");
-    println!("  by the moments of decision, what {as_seen:.4} s refill over it");
+    println!("  by the moments of decision, what refills in {as_seen:.4} s over it");
     println!("{} calm keys: of one central bucket {mean:.4} on average, {least:.4} at least", ratios.len());
     assert!(ratios.len() < 10 || mean >= 0.985, "mean {mean}, seeds from {first}");
 }

@@ -154,8 +154,8 @@ fn a_changed_rule_lifts_the_hold() {
     let mut key = Key::refused(limit(10, 0.1), 0, 1, 0, 10_000);
     assert_eq!(key.decided(1, 1).0.source, Source::Hold);
     key.limit = limit(1000, 100.0);
-    let call = key.waits(1, 1).1.unwrap();
-    assert_eq!(key.begin(1, call, 0).limit, key.limit);
+    let (_answer, call) = key.waits(1, 1);
+    assert_eq!(key.begin(1, call.unwrap(), 0).limit, key.limit);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn what_is_leased_under_an_older_rule_is_never_spent() {
 #[test]
 fn an_idle_stash_goes_back_and_one_in_use_stays() {
     let mut key = Key::with_stash(limit(1000, 100.0), 0, 50, 900);
-    key.decided(150, 1);
+    assert_eq!(key.decided(150, 1).0.source, Source::Lease);
     assert_eq!(key.lease.give_back(200, 100, &key.numbers), None, "used since");
     let call = key.lease.give_back(300, 200, &key.numbers).unwrap();
     assert_eq!(key.lease.give_back(300, 200, &key.numbers), None, "once");
@@ -282,7 +282,8 @@ fn remaining_is_never_above_the_capacity() {
     let mut key = Key::with_stash(limit(100, 1000.0), 0, 40, 99);
     assert_eq!(remaining(key.decided(1, 1).0), 100);
     key.limit = limit(10, 1.0);
-    let call = key.waits(2, 1).1.unwrap();
+    let (_answer, call) = key.waits(2, 1);
+    let call = call.unwrap();
     key.begin(2, call, 0);
     key.finish(2, call, limit(10, 1.0), reply(0, 0, 0, 1000));
     assert_eq!(remaining(key.decided(3, 1).0), 0);
