@@ -192,14 +192,14 @@ impl Bucket {
         self.lease_a += held + ahead;
 
         let need = refused.unwrap_or(1);
-        let missing = (f64::from(need) - self.tokens).max(0.0);
+        let missing = f64::from(need) - self.tokens;
         Reply {
             granted,
             prefetched: ahead,
             generation,
             stash_known,
             tokens: self.tokens as u32,
-            wait_ms: (need <= capacity).then_some((missing * 1000.0 / rate).ceil() as u64),
+            wait_ms: (need <= capacity).then(|| if missing > 0.0 { rounded_up(missing * 1000.0 / rate) } else { 0 }),
         }
     }
 
@@ -261,6 +261,12 @@ impl Bucket {
         later.refill_over_generations(now.max(self.ts), limit);
         1.0 - later.tokens / f64::from(limit.capacity)
     }
+}
+
+/// As [`f64::ceil`] of a positive number, which is a call into a library on processors as old as the build supports.
+pub(crate) fn rounded_up(number: f64) -> u64 {
+    let whole = number as u64;
+    whole + u64::from((whole as f64) < number)
 }
 
 #[cfg(test)]

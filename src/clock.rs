@@ -29,7 +29,10 @@ impl Clock {
     /// Milliseconds.
     pub fn now(&self) -> u64 {
         match &self.0 {
-            Source::Monotonic(start) => start.elapsed().as_millis() as u64,
+            Source::Monotonic(start) => {
+                let elapsed = start.elapsed();
+                elapsed.as_secs() * 1000 + u64::from(elapsed.subsec_millis())
+            }
             Source::Manual(now) => now.load(Ordering::Relaxed),
         }
     }

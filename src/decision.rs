@@ -1,10 +1,10 @@
 //! What was decided about a request, as a value.
 
-use crate::bucket::Limit;
+use crate::bucket::{Limit, rounded_up};
 
 /// What was decided, and by what.
 #[must_use]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
     /// May it pass?
     pub outcome: Outcome,
@@ -47,23 +47,23 @@ pub enum Source {
 }
 
 /// The state of the bucket after a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quota {
-    /// Tokens: the capacity that applied.
-    pub capacity: u32,
+    /// The limit that applied.
+    pub limit: Limit,
     /// Whole tokens left, 0 … capacity.
     pub remaining: u32,
-    /// Seconds until the bucket is full again, rounded up.
-    pub reset: u32,
 }
 
 impl Quota {
     /// Of a bucket with `left` tokens, which may be a little more than it holds.
     pub fn new(limit: Limit, left: u32) -> Self {
-        let capacity = limit.capacity();
-        let remaining = left.min(capacity);
-        let reset = f64::from(capacity - remaining) / limit.refill_per_second();
-        Self { capacity, remaining, reset: reset.ceil() as u32 }
+        Self { limit, remaining: left.min(limit.capacity()) }
+    }
+
+    /// Seconds until the bucket is full again, rounded up.
+    pub fn reset(&self) -> u64 {
+        rounded_up(f64::from(self.limit.capacity() - self.remaining) / self.limit.refill_per_second())
     }
 }
 

@@ -179,7 +179,7 @@ impl Limiter {
         let news = leases.news(key).map(|tokens| tokens.saturating_mul(u32::from(shards)));
         let decision = self.fallback.decide(check, news);
         if decision.outcome == Outcome::Allowed {
-            leases.owe(key, check.cost, decision.quota.map_or(check.cost, |quota| quota.capacity));
+            leases.owe(key, check.cost, decision.quota.map_or(check.cost, |quota| quota.limit.capacity()));
         }
         decision
     }

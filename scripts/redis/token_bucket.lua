@@ -3,10 +3,11 @@
 --
 -- KEYS[1]  the bucket, a hash: tokens (decimal), ts (milliseconds on Redis's clock), and only while leases are out
 --          lease_a and lease_b: tokens leased or renewed in the generation of ts and in the one before.
--- ARGV     1 capacity (tokens)   2 refill (tokens per second)   3 prefetch wanted (tokens)
---          4 generation of the gateway's stash, and its tokens: 5 used since the last report, 6 still held, 7 given back
---          8 tokens admitted without the bucket while it did not answer, taken off it
---          9, 10 …  the requests that wait, in order, as pairs: cost (tokens), how many of that cost
+-- ARGV     1 capacity (tokens)   2 refill (tokens per second)
+--          3 pairs of demand, then as many pairs: the requests that wait, in order, as cost (tokens), how many of that cost
+--          and only from a gateway that leases, after the last pair:
+--          prefetch wanted (tokens), generation of the gateway's stash, and its tokens: used since the last report,
+--          still held, given back; and tokens admitted without the bucket while it did not answer, taken off it
 -- Reply    1 requests granted    2 tokens leased ahead          3 generation
 --          4 stash known (1, 0)  5 whole tokens left            6 milliseconds until the next cost fits, -1 never
 --          7 healed (1 if the key held something that is not a bucket, 0)
@@ -16,11 +17,16 @@
 
 local GENERATION = 2000 -- milliseconds
 
-local capacity, rate, prefetch = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local stash_generation = tonumber(ARGV[4])
-local used, held, back, owed = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local ARGV, call, format = ARGV, redis.call, string.format
+local capacity, rate, last = tonumber(ARGV[1]), tonumber(ARGV[2]), 3 + 2 * tonumber(ARGV[3])
+local prefetch, stash_generation, used, held, back, owed = 0, 0, 0, 0, 0, 0
+if ARGV[last + 1] then
+  prefetch, stash_generation = tonumber(ARGV[last + 1]), tonumber(ARGV[last + 2])
+  used, held, back = tonumber(ARGV[last + 3]), tonumber(ARGV[last + 4]), tonumber(ARGV[last + 5])
+  owed = tonumber(ARGV[last + 6])
+end
 
-local time = redis.call('TIME')
+local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- 1. Read. A bucket that is absent starts full, and so does one whose fields are not numbers in range.
@@ -28,7 +34,7 @@ local healed = 0
 local raw = redis.pcall('HMGET', KEYS[1], 'tokens', 'ts', 'lease_a', 'lease_b')
 if raw.err then
   if not string.find(raw.err, 'WRONGTYPE', 1, true) then return raw end
-  redis.call('DEL', KEYS[1])
+  call('DEL', KEYS[1])
   raw, healed = { false, false, false, false }, 1
 end
 
@@ -79,7 +85,7 @@ tokens = math.max(0, tokens - owed)
 
 -- 4. Grant the longest prefix of the waiting costs that fits; only if all were granted, lease ahead.
 local granted, refused = 0, nil
-for i = 9, #ARGV, 2 do
+for i = 4, last, 2 do
   local cost, count = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
   local fit = math.min(count, math.floor(tokens / cost))
   granted, tokens = granted + fit, math.max(0, tokens - fit * cost)
@@ -97,16 +103,16 @@ end
 lease_a = lease_a + held + ahead
 
 -- 5. Write.
-local tokens_text, ts_text = string.format('%.17g', tokens), string.format('%.0f', ts)
+local tokens_text, ts_text = format('%.17g', tokens), format('%.0f', ts)
 if lease_a + lease_b > 0 then
-  redis.call('HSET', KEYS[1], 'tokens', tokens_text, 'ts', ts_text,
-    'lease_a', string.format('%.0f', lease_a), 'lease_b', string.format('%.0f', lease_b))
+  call('HSET', KEYS[1], 'tokens', tokens_text, 'ts', ts_text,
+    'lease_a', format('%.0f', lease_a), 'lease_b', format('%.0f', lease_b))
 else
-  redis.call('HSET', KEYS[1], 'tokens', tokens_text, 'ts', ts_text)
-  if raw[3] or raw[4] then redis.call('HDEL', KEYS[1], 'lease_a', 'lease_b') end
+  call('HSET', KEYS[1], 'tokens', tokens_text, 'ts', ts_text)
+  if raw[3] or raw[4] then call('HDEL', KEYS[1], 'lease_a', 'lease_b') end
 end
 local life = math.max(2 * GENERATION, math.ceil(2000 * capacity / rate))
-redis.call('PEXPIRE', KEYS[1], string.format('%.0f', life))
+call('PEXPIRE', KEYS[1], format('%.0f', life))
 
 -- 6. Reply.
 local need, wait = refused or 1, -1

@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_denial_is_a_429_with_all_its_headers_and_the_rule_in_the_body() {
-        let quota = Quota { capacity: 2, remaining: 0, reset: 2 };
+        let quota = Quota::new(Limit::new(2, 1.0).unwrap(), 0);
         let verdict = verdict(Outcome::Denied { retry_after: Some(3) }, Some(quota));
         let (response, body) = Problem::of(&verdict).unwrap().response(Some(&verdict), false).unwrap();
         assert_eq!(response.status, 429);
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_request_that_can_never_pass_is_not_told_to_wait() {
-        let quota = Quota { capacity: 2, remaining: 2, reset: 0 };
+        let quota = Quota::new(Limit::new(2, 1.0).unwrap(), 2);
         let verdict = verdict(Outcome::Denied { retry_after: None }, Some(quota));
         let (response, _) = Problem::of(&verdict).unwrap().response(Some(&verdict), false).unwrap();
         assert_eq!(response.status, 429);

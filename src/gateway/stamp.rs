@@ -42,18 +42,18 @@ pub fn stamp(response: &mut ResponseHeader, verdict: Option<&Verdict>, draft: bo
         }
         return;
     };
-    put(response, LIMIT, quota.capacity.into());
+    put(response, LIMIT, quota.limit.capacity().into());
     put(response, REMAINING, quota.remaining.into());
     if draft {
         // `Retry-After` should not point before the end of `t`: a refusal gives the same time in both.
         let seconds = match verdict.decision.outcome {
-            Outcome::Denied { retry_after: Some(seconds) } => seconds,
-            _ => quota.reset,
+            Outcome::Denied { retry_after: Some(seconds) } => seconds.into(),
+            _ => quota.reset(),
         };
         let name = structured_string(&verdict.policy());
         let limit = verdict.rule.limit;
         let window = (f64::from(limit.capacity()) / limit.refill_per_second()).ceil().max(1.0);
-        put_text(response, DRAFT_POLICY, format!("{name};q={};w={window}", quota.capacity));
+        put_text(response, DRAFT_POLICY, format!("{name};q={};w={window}", quota.limit.capacity()));
         put_text(response, DRAFT_STATE, format!("{name};r={};t={seconds}", quota.remaining));
     }
 }
@@ -107,7 +107,7 @@ mod tests {
     }
 
     fn quota(remaining: u32) -> Option<Quota> {
-        Some(Quota { capacity: 200, remaining, reset: 2 })
+        Some(Quota::new(Limit::new(200, 150.0).unwrap(), remaining))
     }
 
     fn upstream_response() -> ResponseHeader {

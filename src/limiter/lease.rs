@@ -8,6 +8,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::bucket::{Demand, GENERATION_MS, Limit, Reply, Report};
@@ -83,10 +84,13 @@ struct Calling {
     /// What it reports as owed.
     owed: u32,
     /// The requests that the call asks for.
-    asked: Vec<Waiting>,
+    asked: Queue,
     /// Those that go with the next.
-    waiting: Vec<Waiting>,
+    waiting: Queue,
 }
+
+/// Most calls are made for one request.
+type Queue = SmallVec<[Waiting; 1]>;
 
 #[derive(Debug)]
 struct Waiting {
@@ -177,7 +181,7 @@ impl Lease {
         calling.asked = std::mem::take(&mut calling.waiting);
         calling.asked.retain(|waiting| now < waiting.until && !waiting.answer.is_closed());
         (calling.sent, calling.owed) = (Some(now), self.owed);
-        let mut demand: Vec<Demand> = Vec::new();
+        let mut demand: SmallVec<[Demand; 1]> = SmallVec::new();
         for &Waiting { cost, .. } in &calling.asked {
             match demand.last_mut() {
                 Some(last) if last.cost == cost => last.count += 1,
@@ -248,7 +252,7 @@ impl Lease {
     }
 
     /// Answers those whom the call asked for: the first are granted, the others denied.
-    fn answer(&mut self, asked: Vec<Waiting>, reply: &Reply, refused: Option<u32>) {
+    fn answer(&mut self, asked: Queue, reply: &Reply, refused: Option<u32>) {
         let granted = reply.granted as usize;
         let mut left = self.tokens + self.stash + asked.iter().take(granted).map(|waiting| waiting.cost).sum::<u32>();
         for (i, waiting) in asked.into_iter().enumerate() {
@@ -267,8 +271,8 @@ impl Lease {
     }
 
     /// Denies those who cost as much as the refused request or more; returns the others.
-    fn deny(&self, waiting: Vec<Waiting>, refused: u32, wait: u64) -> Vec<Waiting> {
-        let (deny, keep): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|waiting| waiting.cost >= refused);
+    fn deny(&self, waiting: Queue, refused: u32, wait: u64) -> Queue {
+        let (deny, keep): (Queue, Queue) = waiting.into_iter().partition(|waiting| waiting.cost >= refused);
         for waiting in deny {
             let wait = wait + fill_ms(waiting.cost - refused, self.limit);
             let _ = waiting.answer.send(self.denied(Source::Hold, Some(wait)));

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -50,7 +51,7 @@ pub struct Message {
     /// See [`Call::limit`].
     pub limit: Limit,
     /// See [`Call::demand`].
-    pub demand: Vec<Demand>,
+    pub demand: SmallVec<[Demand; 1]>,
     /// See [`Call::prefetch`].
     pub prefetch: u32,
     /// See [`Call::report`].
@@ -178,8 +179,12 @@ impl Drop for Job {
 impl Store for RedisStore {
     async fn call(&self, key: KeyRef<'_>, call: &Call<'_>) -> Result<Reply, StoreError> {
         let (answer, reply) = oneshot::channel();
-        let message =
-            Message { limit: call.limit, demand: call.demand.to_vec(), prefetch: call.prefetch, report: call.report };
+        let message = Message {
+            limit: call.limit,
+            demand: SmallVec::from_slice(call.demand),
+            prefetch: call.prefetch,
+            report: call.report,
+        };
         self.submit(Box::new(Plain { key: key.to_key(), message: Some(message), answer }));
         match tokio::time::timeout(self.timeout, reply).await {
             Ok(Ok(result)) => result,

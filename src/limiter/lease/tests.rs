@@ -102,7 +102,7 @@ fn those_who_come_during_a_call_share_the_next() {
     assert!(waiting.iter().all(|(_, call)| call.is_none()), "one call at a time");
     let next = key.finish(2, number, key.limit, reply(1, 0, 99, 0)).expect("a call for those who wait");
     let demand = [Demand { cost: 2, count: 2 }, Demand { cost: 5, count: 1 }];
-    assert_eq!(key.begin(2, next, 0).demand, demand);
+    assert_eq!(key.begin(2, next, 0).demand[..], demand);
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn those_who_wait_when_the_key_turns_out_exhausted_are_denied_with_it() {
     let next = key.finish(1, number, key.limit, reply(0, 0, 4, 1000)).expect("a call for the cheap one");
     assert_eq!(retry_after(dear.try_recv().unwrap()), 2);
     assert!(cheap.try_recv().is_err());
-    assert_eq!(key.begin(1, next, 0).demand, [Demand { cost: 4, count: 1 }]);
+    assert_eq!(key.begin(1, next, 0).demand[..], [Demand { cost: 4, count: 1 }]);
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn whoever_has_left_or_is_late_is_not_asked_for() {
     drop(left);
     let _late = key.lease.ask(0, key.limit, 2, 5, &key.numbers);
     let _waits = key.waits(0, 3);
-    assert_eq!(key.begin(5, call.unwrap(), 0).demand, [Demand { cost: 3, count: 1 }]);
+    assert_eq!(key.begin(5, call.unwrap(), 0).demand[..], [Demand { cost: 3, count: 1 }]);
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn no_more_wait_for_a_key_than_its_queue_holds() {
     let waiting: Vec<_> = (0..WAITING).map(|_| key.waits(0, 1)).collect();
     assert!(matches!(key.ask(0, 1), Ask::Full));
     let call = waiting[0].1.unwrap();
-    assert_eq!(key.begin(0, call, 0).demand, [Demand { cost: 1, count: WAITING as u32 }]);
+    assert_eq!(key.begin(0, call, 0).demand[..], [Demand { cost: 1, count: WAITING as u32 }]);
     assert!(matches!(key.ask(0, 1), Ask::Wait { .. }), "the next call has room");
 }
 

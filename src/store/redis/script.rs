@@ -3,7 +3,7 @@
 use redis::{Cmd, Script, ServerErrorKind, Value};
 
 use super::Message;
-use crate::bucket::Reply;
+use crate::bucket::{Reply, Report};
 use crate::store::{Kind, StoreError};
 
 const TEXT: &str = include_str!("../../../scripts/redis/token_bucket.lua");
@@ -51,17 +51,14 @@ impl BucketScript {
 }
 
 fn arguments(command: &mut Cmd, key: &str, call: &Message) -> Cmd {
-    let report = call.report;
-    command.arg(1).arg(key).arg(call.limit.capacity()).arg(call.limit.refill_per_second());
-    command
-        .arg(call.prefetch)
-        .arg(report.generation)
-        .arg(report.used)
-        .arg(report.held)
-        .arg(report.back)
-        .arg(report.owed);
+    command.arg(1).arg(key).arg(call.limit.capacity()).arg(call.limit.refill_per_second()).arg(call.demand.len());
     for demand in &call.demand {
         command.arg(demand.cost).arg(demand.count);
+    }
+    // Most calls are for keys that are not leased: what they have nothing to say of need not be read.
+    let Report { generation, used, held, back, owed } = call.report;
+    if call.prefetch + used + held + back + owed > 0 {
+        command.arg(call.prefetch).arg(generation).arg(used).arg(held).arg(back).arg(owed);
     }
     std::mem::take(command)
 }
