@@ -139,9 +139,11 @@ async fn round(redis: &PrivateRedis, seed: u64) -> Vec<Found> {
         let dying: Vec<_> = (0..gateways / 2).map(|gateway| fleet.killer(gateway)).collect();
         let mut redis = connect(&redis.url()).await;
         async move {
-            while scene == Scene::ScriptFlush {
-                redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut redis).await.unwrap();
-                tokio::time::sleep(Duration::from_millis(20)).await;
+            if scene == Scene::ScriptFlush {
+                loop {
+                    redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut redis).await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
             }
             tokio::time::sleep(Duration::from_secs_f64(AT)).await;
             match scene {
