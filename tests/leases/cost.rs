@@ -64,7 +64,7 @@ async fn a_steadily_hot_key_costs_redis_next_to_nothing() {
     let _alone = alone().await;
     for (gateways, most) in [(20, 0.03), (2, 0.02)] {
         let before = traffic::steady(&mut random(), 1.0, 10_000.0, gateways);
-        let arrivals = traffic::steady(&mut random(), 2.0, 10_000.0, gateways);
+        let arrivals = traffic::steady(&mut random(), 1.5, 10_000.0, gateways);
         let played = play_warm(gateways, 40_000, 20_000.0, &before, &arrivals).await;
         assert!(played.calls <= most, "{gateways} gateways: {} calls per request", played.calls);
         assert!(played.ratio >= 0.995, "{gateways} gateways: {} of one central bucket", played.ratio);
@@ -87,7 +87,7 @@ async fn a_key_flooded_at_twenty_times_its_limit_costs_redis_little() {
 async fn nearly_all_that_one_central_bucket_admits_is_admitted() {
     let _alone = alone().await;
     // Any gateway alike, a little below the limit.
-    let uniform = traffic::steady(&mut random(), 2.0, 900.0, 20);
+    let uniform = traffic::steady(&mut random(), 1.5, 900.0, 20);
     // Most on a few.
     let weights: Vec<f64> = (1..=20).map(|i| f64::from(i).powf(-1.2)).collect();
     let total: f64 = weights.iter().sum();

@@ -126,7 +126,7 @@ async fn gateways_whose_clocks_are_wrong_share_the_limit_all_the_same() {
     }
     let clocks: Vec<String> = gateways.iter().map(|gateway| first_time(&gateway.log())).collect();
     assert!(clocks[1] < clocks[0] && clocks[0] < clocks[2], "their clocks differ: {clocks:?}");
-    let report = load(&gateways, 600.0, 4, 4).run().await;
+    let report = load(&gateways, 600.0, 3, 4).run().await;
     report.only(&[200, 429]);
     let (admitted, bound) = (report.count(200) as f64, 100.0 + 50.0 * report.elapsed.as_secs_f64());
     println!("admitted {admitted} of {bound:.0}");
@@ -146,7 +146,7 @@ async fn a_small_limit_over_many_gateways_is_used_up_and_not_exceeded() {
     let (upstream, redis) = (Upstream::normal().await, PrivateRedis::start().await);
     let setup = Setup::new(upstream.address).redis(&redis.url()).set("limiter.prefetch", "batch", "50").limit(3, 3.0);
     let gateways = setup.start_many(5).await;
-    let report = load(&gateways, 100.0, 8, 2).run().await;
+    let report = load(&gateways, 100.0, 6, 2).run().await;
     report.only(&[200, 429]);
     let (admitted, bound) = (report.count(200) as f64, 3.0 + 3.0 * report.elapsed.as_secs_f64());
     println!("admitted {admitted} of {bound:.1}");
