@@ -12,7 +12,7 @@ pub mod upstream;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -87,6 +87,7 @@ pub struct Gateway {
     on_store_failure: FailurePolicy,
     ratelimit_draft: bool,
     in_flight: Arc<AtomicUsize>,
+    draining: Arc<AtomicBool>,
 }
 
 impl Gateway {
@@ -119,8 +120,14 @@ impl Gateway {
             on_store_failure: settings.limiter.on_store_failure,
             ratelimit_draft: settings.headers.ratelimit_draft,
             in_flight: Arc::default(),
+            draining: Arc::default(),
         };
         Ok((gateway, upkeep))
+    }
+
+    /// Turns true when the shutdown begins: from then on, clients are told to ask elsewhere.
+    pub fn draining(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.draining)
     }
 
     /// The number of requests in flight, for a drain that ends when there are none; stays valid after the gateway has
@@ -257,6 +264,9 @@ impl ProxyHttp for Gateway {
         session.set_total_drain_timeout(Some(CLIENT_DRAIN_TIMEOUT));
         if session.get_keepalive() == Some(0) {
             session.set_keepalive(Some(CLIENT_KEEPALIVE_SECONDS));
+        }
+        if self.draining.load(Ordering::Relaxed) {
+            session.set_keepalive(None);
         }
         if let Err(problem) = self.admit(session, ctx).await {
             self.refuse(session, ctx, &problem).await;

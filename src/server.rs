@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pingora::listeners::tls::TlsSettings;
-use pingora::server::Server;
 use pingora::server::configuration::{Opt, ServerConf};
+use pingora::server::{RunArgs, Server};
 use pingora::services::background::background_service;
 use pingora::services::listening::Service;
 
@@ -115,13 +115,9 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     let mut server = Server::new_with_opt_and_conf(options, server_conf(&settings, start));
     server.bootstrap();
 
-    let (listening, draining) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    let drain = drain::Drain::new(
-        gateway.in_flight(),
-        Arc::clone(&limiter),
-        Arc::clone(&draining),
-        settings.server.grace_period,
-    );
+    let (listening, draining) = (Arc::new(AtomicBool::new(false)), gateway.draining());
+    let farewell = drain::Farewell::new(Arc::clone(&draining), settings.server.grace_period);
+    let drain = drain::Drain::new(gateway.in_flight(), Arc::clone(&limiter), settings.server.grace_period);
     let admin = Admin::new(&settings, &loader, Arc::clone(&limiter), explainer, Arc::clone(&listening), draining);
     let mut admin = Service::new("admin".to_owned(), admin);
     admin.add_tcp(&settings.admin.listen.to_string());
@@ -149,7 +145,8 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     if let Some(store) = store {
         server.add_service(background_service("store", services::StoreService::new(store)));
     }
-    server.run_forever()
+    server.run(RunArgs { shutdown_signal: Box::new(farewell) });
+    exit(0)
 }
 
 /// Where clients connect.

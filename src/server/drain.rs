@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use pingora::server::ShutdownWatch;
+use pingora::server::{ShutdownSignal, ShutdownSignalWatch, ShutdownWatch, UnixShutdownSignalWatch};
 use pingora::services::background::BackgroundService;
 use tokio::time::{Instant, sleep};
 
@@ -20,24 +20,48 @@ const QUIET_FOR: Duration = Duration::from_millis(200);
 /// The longest that leased tokens take to go back.
 const CLOSE_FOR: Duration = Duration::from_millis(500);
 
+/// How long clients are told to ask elsewhere before the listeners close.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// The signal to stop. Pingora then closes every connection that waits for its next request, which may be on its way:
+/// so each answer says `Connection: close` for a moment before, and readiness is red.
+#[derive(Debug)]
+pub(super) struct Farewell {
+    draining: Arc<AtomicBool>,
+    longest: Duration,
+}
+
+impl Farewell {
+    /// `draining` turns true with the signal.
+    pub(super) fn new(draining: Arc<AtomicBool>, grace_period: Duration) -> Self {
+        Self { draining, longest: FAREWELL.min(grace_period) }
+    }
+}
+
+#[async_trait]
+impl ShutdownSignalWatch for Farewell {
+    async fn recv(&self) -> ShutdownSignal {
+        let signal = UnixShutdownSignalWatch.recv().await;
+        self.draining.store(true, Ordering::Relaxed);
+        // In an upgrade the new process waits for the sockets, and Pingora itself goes on accepting for a while.
+        if matches!(signal, ShutdownSignal::GracefulTerminate) {
+            sleep(self.longest).await;
+        }
+        signal
+    }
+}
+
 /// Waits for the shutdown, then for the last request.
 #[derive(Debug)]
 pub(super) struct Drain {
     in_flight: Arc<AtomicUsize>,
     limiter: Arc<Limiter>,
-    draining: Arc<AtomicBool>,
     grace_period: Duration,
 }
 
 impl Drain {
-    /// `draining` turns true when the shutdown begins.
-    pub(super) fn new(
-        in_flight: Arc<AtomicUsize>,
-        limiter: Arc<Limiter>,
-        draining: Arc<AtomicBool>,
-        grace_period: Duration,
-    ) -> Self {
-        Self { in_flight, limiter, draining, grace_period }
+    pub(super) fn new(in_flight: Arc<AtomicUsize>, limiter: Arc<Limiter>, grace_period: Duration) -> Self {
+        Self { in_flight, limiter, grace_period }
     }
 }
 
@@ -47,7 +71,6 @@ impl BackgroundService for Drain {
         if shutdown.wait_for(|stop| *stop).await.is_err() {
             return;
         }
-        self.draining.store(true, Ordering::Relaxed);
         let begun = Instant::now();
         let mut busy_at = begun;
         while busy_at.elapsed() < QUIET_FOR && begun.elapsed() < self.grace_period {

@@ -42,7 +42,7 @@ async fn more_keys_than_there_is_room_for_get_no_token_more() {
     let arrivals: Vec<Arrival> = order
         .into_iter()
         .enumerate()
-        .map(|(i, subject)| traffic::arrival(i as f64 / 16_000.0, random.random_range(0..2), subject, 1))
+        .map(|(i, subject)| traffic::arrival(i as f64 / 20_000.0, random.random_range(0..2), subject, 1))
         .collect();
     let served = fleet.play(&subjects, &arrivals).await;
     let (mut tokens, mut undecided) = (vec![0; KEYS], vec![0; KEYS]);
@@ -75,7 +75,7 @@ async fn hot_keys_that_are_forgotten_for_want_of_room_keep_their_limit() {
     let fleet = Fleet::start(&redis.url(), setting).await;
     let subjects: Arc<[Subject]> = (0..200).map(|i| Subject::new(&format!("t{i}"), limit(50, 20.0))).collect();
     let mut random = SmallRng::seed_from_u64(6);
-    let arrivals: Vec<Arrival> = (0..16_000)
+    let arrivals: Vec<Arrival> = (0..12_000)
         .map(|i| {
             let subject = (f64::from(random.random_range(0..200)) * random.random_range(0.0..1.0)) as usize;
             traffic::arrival(f64::from(i) / 4000.0, random.random_range(0..2), subject, 1)

@@ -14,7 +14,7 @@ use crate::support::{Fault, FaultProxy, Plan, PrivateRedis, connect, eventually}
 use crate::{alone, traffic};
 
 /// How long a round lasts: more than two generations, so that leases end in it.
-const SECONDS: f64 = 4.5;
+const SECONDS: f64 = 4.3;
 /// When the fault of a scene happens.
 const AT: f64 = 2.0;
 /// Buckets in each round.
@@ -139,9 +139,11 @@ async fn round(redis: &PrivateRedis, seed: u64) -> Vec<Found> {
         let dying: Vec<_> = (0..gateways / 2).map(|gateway| fleet.killer(gateway)).collect();
         let mut redis = connect(&redis.url()).await;
         async move {
-            while scene == Scene::ScriptFlush {
-                redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut redis).await.unwrap();
-                tokio::time::sleep(Duration::from_millis(20)).await;
+            if scene == Scene::ScriptFlush {
+                loop {
+                    redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut redis).await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
             }
             tokio::time::sleep(Duration::from_secs_f64(AT)).await;
             match scene {
@@ -217,9 +219,10 @@ async fn no_window_admits_too_much_and_no_key_starves_whatever_fails() {
     let _alone = alone().await;
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let first = number("SEKISHO_TEST_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
-    let rounds = number("SEKISHO_TEST_ROUNDS").unwrap_or(SCENES.len() as u64);
+    let rounds = number("SEKISHO_TEST_ROUNDS").unwrap_or(4);
     let redis = PrivateRedis::start().await;
-    let (mut ratios, mut worst, mut as_seen) = (Vec::new(), f64::NEG_INFINITY, f64::NEG_INFINITY);
+    let (mut ratios, mut mixed) = (Vec::new(), Vec::new());
+    let (mut worst, mut as_seen) = (f64::NEG_INFINITY, f64::NEG_INFINITY);
     for seed in first..first + rounds {
         println!("SEKISHO_TEST_SEED={seed} {:?}", SCENES[(seed % SCENES.len() as u64) as usize]);
         for found in round(&redis, seed).await {
@@ -231,18 +234,25 @@ async fn no_window_admits_too_much_and_no_key_starves_whatever_fails() {
             assert!(!found.starved, "SEKISHO_TEST_SEED={seed}: {found:#?}");
             worst = worst.max(found.excess - found.allowed);
             as_seen = as_seen.max((found.as_seen - found.allowed) / found.limit.refill_per_second());
+            let ratio = found.admitted as f64 / found.central as f64;
+            if found.scene == Scene::Calm && found.costs != [1] && found.central >= 100 {
+                mixed.push(ratio);
+            }
             if found.scene == Scene::Calm && found.simple && found.central >= 100 {
-                let ratio = found.admitted as f64 / found.central as f64;
                 println!("  {:?}: {ratio:.4} of {}; {}", found.limit, found.central, found.tally);
                 assert!(ratio >= 0.9, "SEKISHO_TEST_SEED={seed}: {ratio} of one central bucket: {found:#?}");
                 ratios.push(ratio);
             }
         }
     }
-    let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
-    let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+    let mean = |ratios: &[f64]| ratios.iter().sum::<f64>() / ratios.len() as f64;
+    let least = |ratios: &[f64]| ratios.iter().copied().fold(f64::INFINITY, f64::min);
     println!("{rounds} rounds from seed {first}: at most {worst:.3} tokens over what is allowed");
     println!("  by the moments of decision, what refills in {as_seen:.4} s over it");
-    println!("{} calm keys: of one central bucket {mean:.4} on average, {least:.4} at least", ratios.len());
+    for (name, ratios) in [("at cost 1", &ratios), ("at mixed costs", &mixed)] {
+        let (mean, least) = (mean(ratios), least(ratios));
+        println!("{} calm keys {name}: of one central bucket {mean:.4} on average, {least:.4} at least", ratios.len());
+    }
+    let mean = mean(&ratios);
     assert!(ratios.len() < 10 || mean >= 0.985, "mean {mean}, seeds from {first}");
 }

@@ -18,7 +18,7 @@ async fn the_shards_of_a_rule_admit_together_what_the_rule_says() {
     for (gateways, load, least) in [(1, 3.0, 0.93), (2, 0.9, 0.99), (8, 3.0, 0.95)] {
         let fleet = Fleet::start(&redis.url(), Setting::patient(gateways)).await;
         let subjects: Arc<[Subject]> = [Subject { shards: 4, ..Subject::new("shop-a", whole) }].into();
-        let arrivals = traffic::steady(&mut SmallRng::seed_from_u64(3), 3.0, 400.0 * load, gateways);
+        let arrivals = traffic::steady(&mut SmallRng::seed_from_u64(3), 2.0, 400.0 * load, gateways);
         let served = fleet.play(&subjects, &arrivals).await;
         let (admitted, central) = (admitted(&served), central(&served, whole));
         let ratio = admitted as f64 / central as f64;

@@ -58,6 +58,9 @@ pub(crate) fn phases(
         if random.random_bool(0.001) {
             now += [0.1, 0.5, 1.0, 2.2][random.random_range(0..4)];
         }
+        if now >= seconds {
+            break;
+        }
         let gateway = if random.random_bool(0.7) { random.random_range(0..gateways) } else { 0 };
         all.push(arrival(now, gateway, subject, costs[random.random_range(0..costs.len())]));
     }
