@@ -219,7 +219,7 @@ async fn no_window_admits_too_much_and_no_key_starves_whatever_fails() {
     let _alone = alone().await;
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let first = number("SEKISHO_TEST_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
-    let rounds = number("SEKISHO_TEST_ROUNDS").unwrap_or(4);
+    let rounds = number("SEKISHO_TEST_ROUNDS").unwrap_or(3);
     let redis = PrivateRedis::start().await;
     let (mut ratios, mut mixed) = (Vec::new(), Vec::new());
     let (mut worst, mut as_seen) = (f64::NEG_INFINITY, f64::NEG_INFINITY);
