@@ -91,7 +91,7 @@ pub struct Upkeep {
 }
 
 impl Upkeep {
-    /// Runs until the limiter is gone.
+    /// Runs as long as the process.
     pub async fn run(self) {
         match self.leases {
             None => self.driver.run().await,

@@ -256,6 +256,9 @@ async fn with_a_token_nothing_is_told_without_it() {
         tokio::net::TcpStream::connect(gateway.admin).await.ok()
     })
     .await;
+    for probe in ["/healthz", "/readyz"] {
+        assert_ne!(ask(probe, "").await.status, 401, "load balancers have no token: {probe}");
+    }
     for path in ["/api/v1/status", "/api/v1/explain?path=/orders", "/metrics", "/nowhere"] {
         for wrong in ["", "Bearer", "Bearer ", "Bearer the-toke", "Bearer the-token-", "Basic the-token", "the-token"] {
             let answer = ask(path, wrong).await;

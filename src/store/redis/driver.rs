@@ -20,7 +20,7 @@ use crate::store::{Kind, StoreError};
 /// Calls sent in one pipeline.
 const BATCH: usize = 256;
 /// Pipelines on their way at once: while one is answered, the next already travels.
-const PIPELINES: usize = 4;
+const PIPELINES: usize = 2;
 /// A reply that takes longer is abandoned, and the connection with it: it may swallow everything.
 const ABANDON: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -60,12 +60,10 @@ impl Driver {
                     self.link.set(Link::Connected);
                     info!("connected to the store");
                     backoff = BACKOFF_FIRST;
-                    tokio::select! {
-                    lost = self.serve(connection, &mut broken) => match lost {
+                    match self.serve(connection, &mut broken).await {
                         Some(lost) => lost,
                         None => return,
-                    },
-                        }
+                    }
                 }
                 Err(error) => error.to_string(),
             };
