@@ -14,10 +14,8 @@ use crate::config::{Secret, Settings};
 use crate::explain::{Explainer, Query};
 use crate::limiter::{Limiter, StoreState};
 use crate::metrics;
-use crate::rules::Loader;
-use crate::rules::Rules;
-use crate::rules::Status;
 use crate::rules::keys::Keys;
+use crate::rules::{Loader, Rules, Status};
 
 /// The admin listener.
 #[derive(Debug)]

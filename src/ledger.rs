@@ -21,7 +21,7 @@ const CANDIDATES: usize = 16;
 
 /// What is kept for a key.
 pub trait Keep {
-    /// What would be lost by forgetting this at `now` (milliseconds): 0 nothing, 1 all.
+    /// What would be lost by forgetting this at `now` (milliseconds): 0 nothing; of two, the greater is kept.
     fn loss(&self, now: u64) -> f64;
 }
 

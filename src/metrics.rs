@@ -188,6 +188,7 @@ pub fn register() {
         &KEYS_TRACKED,
         &KEYS_FORGOTTEN,
         &GATEWAYS_LIVE,
+        &LEASE_TOKENS,
         &RULES_LOADED,
         &RULES_REJECTED,
         &RULES_AGE,

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use crate::bucket::{Demand, GENERATION_MS, Limit, Reply, Report};
+use crate::bucket::{Demand, GENERATION_MS, Limit, Reply, Report, rounded_up};
 use crate::decision::{Decision, Outcome, Quota, Source, whole_seconds};
 use crate::ledger::Keep;
 use crate::store::redis::Message;
@@ -388,5 +388,5 @@ impl Keep for Lease {
 
 /// Milliseconds in which `tokens` refill, rounded up.
 fn fill_ms(tokens: u32, limit: Limit) -> u64 {
-    (f64::from(tokens) * 1000.0 / limit.refill_per_second()).ceil() as u64
+    rounded_up(f64::from(tokens) * 1000.0 / limit.refill_per_second())
 }

@@ -411,11 +411,16 @@ fn judge(
     }
 }
 
+/// A run whose admissions can be held against one central bucket.
+fn is_calm(found: &Found) -> bool {
+    found.scene == Scene::Calm && found.simple && found.ideal >= 200 && found.fills_slowly
+}
+
 #[test]
 fn no_window_admits_too_much_and_nobody_starves_whatever_fails() {
     let first = std::env::var("SEKISHO_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
     let rounds = std::env::var("SEKISHO_TEST_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(120);
-    let (mut calm, mut most) = (Vec::new(), f64::NEG_INFINITY);
+    let mut most = f64::NEG_INFINITY;
     for seed in (0..rounds).map(|round| u64::wrapping_add(first, round)) {
         let found = run(seed);
         if rounds == 1 {
@@ -426,14 +431,20 @@ fn no_window_admits_too_much_and_nobody_starves_whatever_fails() {
         assert!(found.over <= found.allowed + rounding, "SEKISHO_TEST_SEED={seed}: {found:?}");
         assert!(found.after <= rounding, "SEKISHO_TEST_SEED={seed}: {found:?}");
         assert!(!found.starved, "SEKISHO_TEST_SEED={seed}: {found:?}");
-        if found.scene == Scene::Calm && found.simple && found.ideal >= 200 && found.fills_slowly {
-            calm.push((found.admitted as f64 / found.ideal as f64, seed));
-        }
     }
-    let mean = calm.iter().map(|(ratio, _)| ratio).sum::<f64>() / calm.len() as f64;
-    let worst = calm.iter().copied().fold((f64::INFINITY, 0), |a, b| if b.0 < a.0 { b } else { a });
     println!("{rounds} rounds from seed {first}: at most {most:.3} tokens over what is allowed");
-    println!("{} calm ones admitted {mean:.4} of one central bucket, the worst {worst:?}", calm.len());
-    assert!(calm.is_empty() || mean >= 0.985, "mean {mean}, seeds from {first}");
-    assert!(worst.0 >= 0.9, "SEKISHO_TEST_SEED={}: admitted {} of one central bucket", worst.1, worst.0);
+}
+
+/// Always the same seeds: of a few calm runs at random, one that comes out low would be most of the mean.
+#[test]
+fn without_faults_nearly_all_is_admitted_that_one_central_bucket_admits() {
+    let calm: Vec<_> = (0..600).map(|seed| (seed, run(seed))).filter(|(_, found)| is_calm(found)).collect();
+    let ratio = |found: &Found| found.admitted as f64 / found.ideal as f64;
+    let mean = calm.iter().map(|(_, found)| ratio(found)).sum::<f64>() / calm.len() as f64;
+    println!("{} calm runs admitted {mean:.4} of one central bucket", calm.len());
+    assert!(calm.len() >= 30, "too few to say anything: {}", calm.len());
+    assert!(mean >= 0.99, "mean {mean}");
+    for (seed, found) in &calm {
+        assert!(ratio(found) >= 0.94, "SEKISHO_TEST_SEED={seed}: {} of one central bucket: {found:?}", ratio(found));
+    }
 }
