@@ -170,5 +170,5 @@ fn least_loss<V: Keep>(slots: &Slots<(Key, V)>, hash: u64, now: u64) -> u32 {
 
 /// A number below `below` from the topmost 32 bits of a hash, without a division.
 fn scaled(hash: u64, below: usize) -> usize {
-    ((hash >> 32) * below as u64 >> 32) as usize
+    (((hash >> 32) * below as u64) >> 32) as usize
 }
