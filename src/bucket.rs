@@ -159,6 +159,7 @@ impl Bucket {
     }
 
     /// Books one call at `now`, milliseconds on the store's clock.
+    #[inline]
     pub fn call(&mut self, now: u64, call: &Call<'_>) -> Reply {
         let Limit { capacity, refill_per_second: rate } = call.limit;
         if self.ts > now + GENERATION_MS {

@@ -51,8 +51,8 @@ pub(super) struct Lease {
     stash: u32,
     /// Leased tokens spent and not yet reported.
     used: u32,
-    /// Where the bucket counts them.
-    generation: u64,
+    /// Where the bucket counts them. Of today's generations (two seconds each), as many as have been fill a fifth of it.
+    generation: u32,
     /// The stash may be spent until then.
     spend_until: u64,
     /// Requests that cost `hold_cost` or more are denied until then.
@@ -200,7 +200,7 @@ impl Lease {
             self.calling = None;
             return None;
         }
-        let report = Report { generation: self.generation, used, held, back, owed: self.owed };
+        let report = Report { generation: self.generation.into(), used, held, back, owed: self.owed };
         Some(Message { limit: self.limit, demand, prefetch, report })
     }
 
@@ -229,7 +229,7 @@ impl Lease {
         let same_rule = asked_under == Some(self.limit);
         if same_rule {
             self.stash += reply.prefetched;
-            self.generation = reply.generation;
+            self.generation = u32::try_from(reply.generation).unwrap_or(u32::MAX);
             self.spend_until = sent.unwrap_or(now) + SPENT_FOR_MS;
             self.last_use = now;
         }

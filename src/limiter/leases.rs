@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use crate::bucket::{Limit, Reply};
 use crate::clock::Clock;
@@ -35,6 +36,18 @@ pub(super) struct Leases {
     /// The process is about to stop: nothing is leased any more.
     closing: AtomicBool,
 }
+
+/// What became of a request.
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// This.
+    Decided(Decision),
+    /// It waits for the store.
+    Waits(Answer),
+}
+
+/// To be had from the store; `None` where too many wait already.
+type Answer = Option<oneshot::Receiver<Decision>>;
 
 impl Leases {
     pub(super) fn new(store: RedisStore, timeout: Duration, settings: &config::Limiter, clock: Clock) -> Self {
@@ -76,22 +89,28 @@ impl Leases {
         self.ledger.find(key, |lease| lease.glimpse(now))
     }
 
-    /// Decides, with a leased token if there is one; `None` if the store gave no answer in time.
-    pub(super) async fn decide(self: &Arc<Self>, key: KeyRef<'_>, limit: Limit, cost: u32) -> Option<Decision> {
+    /// Decides at once, with a leased token or by a hold, or asks the store.
+    #[inline]
+    pub(super) fn ask(self: &Arc<Self>, key: KeyRef<'_>, limit: Limit, cost: u32) -> Asked {
         let now = self.clock.now();
         let until = now + self.timeout.as_millis() as u64;
         match self.ledger.with(key, now, || Lease::new(limit), |lease| lease.ask(now, limit, cost, until, &self.calls))
         {
             Ask::Decided { decision, call } => {
                 self.make(key, call);
-                Some(decision)
+                Asked::Decided(decision)
             }
             Ask::Wait { answer, call } => {
                 self.make(key, call);
-                tokio::time::timeout(self.timeout, answer).await.ok()?.ok()
+                Asked::Waits(Some(answer))
             }
-            Ask::Full => None,
+            Ask::Full => Asked::Waits(None),
         }
+    }
+
+    /// What the store answers; `None` if it does not in time.
+    pub(super) async fn answer(&self, answer: Answer) -> Option<Decision> {
+        tokio::time::timeout(self.timeout, answer?).await.ok()?.ok()
     }
 
     fn make(self: &Arc<Self>, key: KeyRef<'_>, call: Option<u64>) {
