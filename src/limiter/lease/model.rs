@@ -119,13 +119,15 @@ impl World {
         }
     }
 
+    /// The next event up to `end`.
     fn next(&mut self, end: u64) -> Option<(u64, Event)> {
-        loop {
-            let Reverse((now, _, index)) = self.events.pop().filter(|Reverse((now, ..))| *now <= end)?;
+        while self.events.peek().is_some_and(|Reverse((now, ..))| *now <= end) {
+            let Reverse((now, _, index)) = self.events.pop()?;
             if let Some(event) = self.stored[index].take() {
                 return Some((now, event));
             }
         }
+        None
     }
 
     fn push(&mut self, at: u64, event: Event) {
