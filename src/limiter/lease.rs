@@ -190,10 +190,12 @@ impl Lease {
         }
         let cost = |demand: &Demand| demand.cost.saturating_mul(demand.count);
         self.wanted = want(demand.iter().map(cost).fold(self.used, u32::saturating_add));
-        let (held, back, prefetch) = if std::mem::take(&mut self.giving_back) {
-            (0, std::mem::take(&mut self.stash), 0)
-        } else {
-            (self.stash, 0, self.wanted)
+        let too_small = demand.iter().any(|demand| demand.cost > self.stash);
+        let (held, back, prefetch) = match std::mem::take(&mut self.giving_back) {
+            true => (0, std::mem::take(&mut self.stash), 0),
+            // Here it would only keep the bucket from refilling what they need.
+            false if too_small => (0, std::mem::take(&mut self.stash), self.wanted),
+            false => (self.stash, 0, self.wanted),
         };
         let used = std::mem::take(&mut self.used);
         if demand.is_empty() && prefetch == 0 && used + back + self.owed == 0 {

@@ -97,6 +97,17 @@ impl Traffic {
     }
 }
 
+/// Bursts on leased tokens, for the last bucket of each round: what the bucket does not count shows.
+fn burst_traffic(random: &mut SmallRng, gateways: usize, subject: usize) -> Traffic {
+    let rate = pick(random, &[200.0, 500.0, 1000.0]);
+    let capacity = rate * pick(random, &[0.2, 0.4]);
+    let limit = limit(capacity as i64, rate);
+    // Few enough for each to lease.
+    let gateways = gateways.min(4);
+    let arrivals = traffic::bursts(random, SECONDS, (capacity, rate), gateways, subject);
+    Traffic { limit, then: limit, costs: vec![1], simple: false, arrivals }
+}
+
 fn faults(random: &mut SmallRng) -> Plan {
     let late = |random: &mut SmallRng| Duration::from_secs_f64(random.random_range(0.0..3.0));
     let slow = Duration::from_millis(random.random_range(2..20));
@@ -125,7 +136,8 @@ async fn round(redis: &PrivateRedis, seed: u64) -> Vec<Found> {
     let proxy = FaultProxy::start(&redis.url(), seed).await;
     let through = if scene == Scene::Faults { proxy.url() } else { redis.url() };
     let fleet = Fleet::start(&through, setting).await;
-    let all: Vec<Traffic> = (0..SUBJECTS).map(|i| Traffic::draw(&mut random, scene, gateways, i)).collect();
+    let mut all: Vec<Traffic> = (1..SUBJECTS).map(|i| Traffic::draw(&mut random, scene, gateways, i - 1)).collect();
+    all.push(burst_traffic(&mut random, gateways, SUBJECTS - 1));
     let subjects: Arc<[Subject]> =
         all.iter().enumerate().map(|(i, one)| Subject::new(&format!("t{i}"), one.limit)).collect();
     let arrivals = traffic::merged(all.iter().map(|one| one.arrivals.clone()));

@@ -97,6 +97,32 @@ pub(crate) fn edges(
     all
 }
 
+/// Again and again: quiet until the bucket is full, then a stream that gateways lease for and the bucket keeps up with,
+/// then more than the capacity at once, everywhere: spent from what is leased and from the bucket at the same time.
+pub(crate) fn bursts(
+    random: &mut SmallRng,
+    seconds: f64,
+    (capacity, rate): (f64, f64),
+    gateways: usize,
+    subject: usize,
+) -> Vec<Arrival> {
+    let (mut all, mut now) = (Vec::new(), 0.0);
+    loop {
+        let at = now + random.random_range(0.5..0.8);
+        let count = (1.2 * capacity) as usize;
+        if at >= seconds {
+            return all;
+        }
+        let load = rate * random.random_range(0.7..0.95);
+        while now < at {
+            all.push(arrival(now, random.random_range(0..gateways), subject, 1));
+            now += gap(random, load);
+        }
+        all.extend((0..count).map(|i| arrival(at, i % gateways, subject, 1)));
+        now = at + 1.1 * capacity / rate;
+    }
+}
+
 /// Merges the traffic of several subjects.
 pub(crate) fn merged(parts: impl IntoIterator<Item = Vec<Arrival>>) -> Vec<Arrival> {
     let mut all: Vec<Arrival> = parts.into_iter().flatten().collect();
