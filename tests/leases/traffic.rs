@@ -109,16 +109,18 @@ pub(crate) fn bursts(
     let (mut all, mut now) = (Vec::new(), 0.0);
     loop {
         let at = now + random.random_range(0.5..0.8);
-        let count = (1.2 * capacity) as usize;
         if at >= seconds {
             return all;
         }
-        let load = rate * random.random_range(0.7..0.95);
+        let load = rate * random.random_range(0.4..0.7);
         while now < at {
             all.push(arrival(now, random.random_range(0..gateways), subject, 1));
             now += gap(random, load);
         }
-        all.extend((0..count).map(|i| arrival(at, i % gateways, subject, 1)));
+        // The second and third wave spend what was leased to serve the first.
+        for wave in [at, at + 0.004, at + 0.008] {
+            all.extend((0..capacity as usize).map(|i| arrival(wave, i % gateways, subject, 1)));
+        }
         now = at + 1.1 * capacity / rate;
     }
 }
