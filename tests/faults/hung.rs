@@ -100,11 +100,13 @@ async fn a_store_that_hangs_makes_a_few_requests_wait_and_the_limit_holds_over_t
     }
 
     redis.signal("CONT");
-    for gateway in &gateways {
-        crate::breaker_closed(gateway, true).await;
-    }
-    let start = without_store(&gateways).await[0];
-    load(&gateways, 1).run().await.only(&[200, 429]);
-    let late = without_store(&gateways).await[0] - start;
-    assert!(late < 100.0, "decided by the store again: {late} of 2000 were not");
+    // On a busy machine calls can be slow for a moment for other reasons.
+    eventually("decided by the store again", Duration::from_secs(10), || async {
+        let start = without_store(&gateways).await[0];
+        let report = load(&gateways, 1).run().await;
+        report.only(&[200, 429]);
+        let without = without_store(&gateways).await[0] - start;
+        (without < 0.05 * report.offered() as f64).then_some(())
+    })
+    .await;
 }
