@@ -20,7 +20,7 @@ use crate::key::KeyRef;
 use crate::rule::FailurePolicy;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
-use crate::store::redis::{self, Driver, Link, RedisStore};
+use crate::store::redis::{self, Driver, Link, NodeStatus, RedisStore};
 use fallback::Fallback;
 use leases::{Asked, Leases};
 
@@ -54,9 +54,9 @@ pub enum StoreState {
     InProcess,
     /// The shared store has not been tried yet.
     Starting,
-    /// Connected to the shared store.
+    /// Connected to the shared store, which answers.
     Connected,
-    /// The shared store is away: each rule's failure policy applies.
+    /// A node of the shared store is away or fails: each rule's failure policy applies to its keys.
     Away,
 }
 
@@ -117,7 +117,7 @@ impl Limiter {
         let (buckets, upkeep) = match &store.url {
             None => (Buckets::Here(MemoryStore::new(settings.max_keys, clock.clone())), None),
             Some(url) => {
-                let (shared, driver) = redis::connect(store, &url.0)?;
+                let (shared, driver) = redis::connect(store, settings.breaker, &url.0)?;
                 if settings.prefetch.enabled {
                     let leases = Arc::new(Leases::new(shared, store.timeout, settings, clock.clone()));
                     (Buckets::Leased(Arc::clone(&leases)), Some(Upkeep { driver, leases: Some(leases) }))
@@ -193,23 +193,36 @@ impl Limiter {
         decision
     }
 
-    /// Whether a decision was made without the store in the last seconds.
+    /// Whether a decision was made without the store in the last seconds, or would be now.
     pub fn is_degraded(&self) -> bool {
+        if self.store_state() == StoreState::Away {
+            return true;
+        }
         let last = self.last_fallback.load(Ordering::Relaxed);
         last > 0 && self.clock.now() < last + DEGRADED_FOR_MS
     }
 
     /// The store, for `/readyz` and the status page.
     pub fn store_state(&self) -> StoreState {
-        let link = match &self.buckets {
-            Buckets::Here(_) => return StoreState::InProcess,
-            Buckets::Shared(store) => store.link(),
-            Buckets::Leased(leases) => leases.store().link(),
-        };
-        match link {
-            Link::Starting => StoreState::Starting,
-            Link::Connected => StoreState::Connected,
-            Link::Away => StoreState::Away,
+        match self.shared().map(RedisStore::link) {
+            None => StoreState::InProcess,
+            Some(Link::Starting) => StoreState::Starting,
+            Some(Link::Connected) => StoreState::Connected,
+            Some(Link::Away) => StoreState::Away,
+        }
+    }
+
+    /// Each node of the shared store, for the status page.
+    pub fn store_nodes(&self) -> Vec<NodeStatus> {
+        self.shared().map(|store| store.nodes().collect()).unwrap_or_default()
+    }
+
+    /// The shared store, if there is one.
+    pub fn shared(&self) -> Option<&RedisStore> {
+        match &self.buckets {
+            Buckets::Here(_) => None,
+            Buckets::Shared(store) => Some(store),
+            Buckets::Leased(leases) => Some(leases.store()),
         }
     }
 

@@ -68,10 +68,19 @@ pub(super) struct Lease {
     /// Nobody has asked for `tokens` since.
     news: bool,
     /// The stash goes back with the next call.
-    giving_back: bool,
+    giving_back: Option<GivingBack>,
     /// It stands in the list of keys with tokens out.
     listed: bool,
     calling: Option<Box<Calling>>,
+}
+
+/// Why a stash goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GivingBack {
+    /// It lies idle. A request that comes before the call is sent may spend it: the call may never leave.
+    Idle,
+    /// Its rule has changed.
+    OldRule,
 }
 
 /// Present while a call is out or about to be.
@@ -118,6 +127,8 @@ pub(super) enum Ask {
     },
     /// Too many wait already.
     Full,
+    /// It would have to wait, and may not.
+    Away,
 }
 
 impl Lease {
@@ -135,14 +146,22 @@ impl Lease {
             tokens: limit.capacity(),
             owed: 0,
             news: false,
-            giving_back: false,
+            giving_back: None,
             listed: false,
             calling: None,
         }
     }
 
-    /// A request that costs `cost` asks to pass; it waits no longer than until `until`.
-    pub(super) fn ask(&mut self, now: u64, limit: Limit, cost: u32, until: u64, numbers: &Numbers) -> Ask {
+    /// A request that costs `cost` asks to pass. Where a call is needed, `until` says how long the request may wait for
+    /// it; without time to wait none is made: the store is known to be away.
+    pub(super) fn ask(
+        &mut self,
+        now: u64,
+        limit: Limit,
+        cost: u32,
+        until: impl FnOnce() -> u64,
+        numbers: &Numbers,
+    ) -> Ask {
         if limit != self.limit {
             self.change_rule(limit);
         }
@@ -150,17 +169,23 @@ impl Lease {
             return Ask::Decided { decision: self.denied(Source::Hold, None), call: None };
         }
         self.expire(now);
-        if self.stash >= cost && !self.giving_back {
+        if self.stash >= cost && self.giving_back != Some(GivingBack::OldRule) {
+            self.giving_back = None;
             self.stash -= cost;
             self.used += cost;
             self.last_use = now;
             let low = f64::from(self.stash) < REFILL_BELOW * f64::from(self.wanted);
-            let call = (low && self.calling.is_none() && now >= self.hold_until).then(|| self.call(numbers));
+            let low = low && self.calling.is_none() && now >= self.hold_until && now < until();
+            let call = low.then(|| self.call(numbers));
             return Ask::Decided { decision: self.allowed(Source::Lease, self.tokens + self.stash), call };
         }
         if now < self.hold_until && cost >= self.hold_cost {
             let wait = self.hold_until - now + fill_ms(cost - self.hold_cost, limit);
             return Ask::Decided { decision: self.denied(Source::Hold, Some(wait)), call: None };
+        }
+        let until = until();
+        if now >= until {
+            return Ask::Away;
         }
         let call = self.calling.is_none().then(|| self.call(numbers));
         let waiting = &mut self.calling.get_or_insert_default().waiting;
@@ -191,11 +216,11 @@ impl Lease {
         let cost = |demand: &Demand| demand.cost.saturating_mul(demand.count);
         self.wanted = want(demand.iter().map(cost).fold(self.used, u32::saturating_add));
         let too_small = demand.iter().any(|demand| demand.cost > self.stash);
-        let (held, back, prefetch) = match std::mem::take(&mut self.giving_back) {
-            true => (0, std::mem::take(&mut self.stash), 0),
+        let (held, back, prefetch) = match self.giving_back.take() {
+            Some(_) => (0, std::mem::take(&mut self.stash), 0),
             // Here it would only keep the bucket from refilling what they need.
-            false if too_small => (0, std::mem::take(&mut self.stash), self.wanted),
-            false => (self.stash, 0, self.wanted),
+            None if too_small => (0, std::mem::take(&mut self.stash), self.wanted),
+            None => (self.stash, 0, self.wanted),
         };
         let used = std::mem::take(&mut self.used);
         if demand.is_empty() && prefetch == 0 && used + back + self.owed == 0 {
@@ -291,7 +316,7 @@ impl Lease {
         if self.calling.as_ref().is_some_and(|calling| calling.sent.is_some()) {
             (self.stash, self.used) = (0, 0);
         } else {
-            self.giving_back = self.stash > 0;
+            self.giving_back = (self.stash > 0).then_some(GivingBack::OldRule);
         }
     }
 
@@ -301,7 +326,7 @@ impl Lease {
         if self.calling.is_some() || self.last_use > idle_since || self.stash + self.used == 0 {
             return None;
         }
-        self.giving_back = true;
+        self.giving_back.get_or_insert(GivingBack::Idle);
         Some(self.call(numbers))
     }
 
@@ -362,7 +387,7 @@ impl Lease {
 
     fn expire(&mut self, now: u64) {
         if now > self.spend_until {
-            (self.stash, self.used, self.giving_back) = (0, 0, false);
+            (self.stash, self.used, self.giving_back) = (0, 0, None);
         }
     }
 

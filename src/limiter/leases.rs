@@ -93,9 +93,10 @@ impl Leases {
     #[inline]
     pub(super) fn ask(self: &Arc<Self>, key: KeyRef<'_>, limit: Limit, cost: u32) -> Asked {
         let now = self.clock.now();
-        let until = now + self.timeout.as_millis() as u64;
-        match self.ledger.with(key, now, || Lease::new(limit), |lease| lease.ask(now, limit, cost, until, &self.calls))
-        {
+        // Nobody waits for a store that is known to be away, not even for a call that was sent before.
+        let longest = || if self.store.lets_through(key) { (self.timeout.as_millis() as u64).max(1) } else { 0 };
+        let ask = |lease: &mut Lease| lease.ask(now, limit, cost, || now + longest(), &self.calls);
+        match self.ledger.with(key, now, || Lease::new(limit), ask) {
             Ask::Decided { decision, call } => {
                 self.make(key, call);
                 Asked::Decided(decision)
@@ -104,7 +105,7 @@ impl Leases {
                 self.make(key, call);
                 Asked::Waits(Some(answer))
             }
-            Ask::Full => Asked::Waits(None),
+            Ask::Full | Ask::Away => Asked::Waits(None),
         }
     }
 
