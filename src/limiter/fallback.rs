@@ -1,41 +1,163 @@
-//! This gateway's share of a limit, while the shared store is away.
+//! This gateway's shares of limits whose bucket in the store does not answer.
+//!
+//! A share starts with this gateway's part of what the store last reported for the bucket (of the capacity, where nothing
+//! is known), and refills with its part of the refill only while the store is away: calls lost one by one, or a second
+//! outage soon after the first, bring no second burst. What was admitted by the share is told to the bucket with its next
+//! call, and the share then starts again from the reply.
+//!
+//! Parts are fractions of tokens. So that gateways whose part is less than one request admit neither nothing nor one
+//! request each, they take turns: of N gateways the k-th admits a request that costs c as soon as its share holds
+//! `c · (1 − k/N)` tokens, and goes below zero by the rest. Since `Σ ⌊x + k/N⌋ = ⌊N · x⌋` over k = 0 … N−1 (Hermite's
+//! identity), gateways that are asked enough admit together what one bucket would, to a request or two. Since the beginning
+//! of an outage they never admit more. After a rest within it each has room for one request, so that together they admit
+//! one each at once where the capacity is less than that.
 
-use crate::bucket::{Call, Demand, Report};
-use crate::clock::Clock;
-use crate::decision::{Decision, Source};
-use crate::limiter::{Check, decision};
-use crate::store::memory::MemoryStore;
+use std::sync::Arc;
 
-/// Buckets of this gateway's share.
+use crate::bucket::{Limit, rounded_up};
+use crate::decision::{Decision, Outcome, Quota, Source, whole_seconds};
+use crate::key::KeyRef;
+use crate::ledger::{Keep, Ledger};
+use crate::limiter::membership::{Membership, Place};
+
+/// The shares of this gateway, for a bounded number of keys.
 #[derive(Debug)]
 pub(super) struct Fallback {
-    buckets: MemoryStore,
-    instances: u32,
+    shares: Ledger<Share>,
+    membership: Arc<Membership>,
+}
+
+/// One request that the store does not decide.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question<'a> {
+    /// The bucket that will be told.
+    pub(super) key: KeyRef<'a>,
+    /// The whole limit.
+    pub(super) limit: Limit,
+    /// Buckets that the limit is split into.
+    pub(super) shards: u8,
+    /// Tokens the request takes.
+    pub(super) cost: u32,
+    /// Whole tokens that the bucket last reported, if that is known.
+    pub(super) reported: Option<u32>,
+    /// Milliseconds that the bucket's node has been away, in total.
+    pub(super) away_ms: u64,
+}
+
+/// What is left of one share.
+#[derive(Debug)]
+struct Share {
+    /// Tokens; below zero where a request was admitted in advance.
+    tokens: f64,
+    /// The most that it refills to.
+    full: f64,
+    /// The time away at which it was refilled.
+    away_ms: u64,
+    /// Tokens admitted and not yet told.
+    owed: u32,
+    /// Buckets that the limit is split into.
+    shards: u8,
 }
 
 impl Fallback {
-    pub(super) fn new(instances: u32, max_keys: usize, clock: Clock) -> Self {
-        Self { buckets: MemoryStore::new(max_keys, clock), instances }
+    pub(super) fn new(membership: Arc<Membership>, max_keys: usize) -> Self {
+        Self { shares: Ledger::new(max_keys), membership }
     }
 
-    /// Decides by the share: one in `instances` of capacity and refill. The capacity is never less than what one request
-    /// costs: shares that admit nobody, on every gateway, would deny all of a small limit. So all gateways together
-    /// admit the limit's rate, after a first burst of at most `instances` requests.
-    ///
-    /// `news` is what the store reported for the bucket since the last decision here: the share then starts with its part
-    /// of those tokens. A store that is late now and then does not give an exhausted key a second bucket.
-    pub(super) fn decide(&self, check: &Check<'_>, news: Option<u32>) -> Decision {
-        let limit = check.limit.share(self.instances, check.cost);
-        if let Some(tokens) = news {
-            self.buckets.lower(check.key(None), limit, f64::from(tokens) / f64::from(self.instances));
+    /// Decides by the share.
+    pub(super) fn decide(&self, question: &Question<'_>) -> Decision {
+        let place = self.membership.place();
+        let &Question { limit, cost, away_ms, .. } = question;
+        self.shares.with(
+            question.key,
+            away_ms,
+            || Share::new(question, place),
+            |share| {
+                share.refill(limit, place, cost, away_ms);
+                share.decide(limit, place, cost)
+            },
+        )
+    }
+
+    /// Tokens that the bucket has to be told of, for a call that is about to be made: they come back by
+    /// [`answered`](Self::answered) or [`lost`](Self::lost), or count as told.
+    pub(super) fn take_owed(&self, key: KeyRef<'_>) -> u32 {
+        self.with_known(key, |share| std::mem::take(&mut share.owed)).unwrap_or(0)
+    }
+
+    /// The bucket has replied that it holds `tokens`. Of what was admitted since the call was made, `paid` were granted by
+    /// it too, to requests that no longer waited.
+    pub(super) fn answered(&self, key: KeyRef<'_>, tokens: u32, paid: u32, away_ms: u64) {
+        self.with_known(key, |share| {
+            share.owed = share.owed.saturating_sub(paid);
+            let whole = f64::from(tokens) * f64::from(share.shards);
+            share.tokens = self.membership.place().part(whole) - f64::from(share.owed);
+            share.away_ms = away_ms;
+        });
+    }
+
+    /// A call that told of `owed` tokens brought no reply; they are told again.
+    pub(super) fn lost(&self, key: KeyRef<'_>, owed: u32) {
+        if owed > 0 {
+            self.with_known(key, |share| share.owe(owed));
         }
-        let demand = [Demand { cost: check.cost, count: 1 }];
-        let call = Call { limit, demand: &demand, prefetch: 0, report: Report::default() };
-        let reply = self.buckets.call_now(check.key(None), &call);
-        decision(limit, &reply, Source::Local)
     }
 
+    /// Shares kept, and how many were forgotten for want of room though something was spent of them.
     pub(super) fn keys(&self) -> (usize, u64) {
-        (self.buckets.len(), self.buckets.forgotten())
+        (self.shares.len(), self.shares.forgotten())
+    }
+
+    /// Without a look-up as long as the store has always answered.
+    fn with_known<R>(&self, key: KeyRef<'_>, f: impl FnOnce(&mut Share) -> R) -> Option<R> {
+        if self.shares.is_empty() { None } else { self.shares.find(key, f) }
     }
 }
+
+impl Share {
+    fn new(question: &Question<'_>, place: Place) -> Self {
+        let &Question { limit, shards, reported, away_ms, .. } = question;
+        let whole = reported.map_or(limit.capacity(), |tokens| tokens.saturating_mul(shards.into()));
+        let tokens = place.part(f64::from(whole.min(limit.capacity())));
+        Self { tokens, full: tokens, away_ms, owed: 0, shards }
+    }
+
+    fn refill(&mut self, limit: Limit, place: Place, cost: u32, away_ms: u64) {
+        let refilled = away_ms.saturating_sub(self.away_ms) as f64 / 1000.0 * place.part(limit.refill_per_second());
+        self.full = place.part(f64::from(limit.capacity())).max(f64::from(cost));
+        self.tokens = (self.tokens + refilled).min(self.full);
+        self.away_ms = away_ms;
+    }
+
+    fn decide(&mut self, limit: Limit, place: Place, cost: u32) -> Decision {
+        let missing = place.needed(cost) - self.tokens;
+        let outcome = if cost > limit.capacity() {
+            Outcome::Denied { retry_after: None }
+        } else if missing > 0.0 {
+            let wait_ms = rounded_up(missing * 1000.0 / place.part(limit.refill_per_second()));
+            Outcome::Denied { retry_after: Some(whole_seconds(wait_ms)) }
+        } else {
+            self.tokens -= f64::from(cost);
+            self.owe(cost);
+            Outcome::Allowed
+        };
+        let left = self.tokens + f64::from(cost) - place.needed(cost);
+        let quota = Quota::new(limit.share(place.live(), cost), left.max(0.0) as u32);
+        Decision { outcome, source: Source::Local, quota: Some(quota) }
+    }
+
+    /// Owes at most as much as the share holds when it is full: the bucket has refilled by more than the rest.
+    fn owe(&mut self, tokens: u32) {
+        let most = rounded_up(self.full).min(Limit::MAX.into()) as u32;
+        self.owed = self.owed.saturating_add(tokens).min(most.max(tokens));
+    }
+}
+
+impl Keep for Share {
+    fn loss(&self, _now: u64) -> f64 {
+        f64::from(self.owed) + f64::max(0.0, 1.0 - self.tokens / self.full)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -15,9 +15,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::bucket::{Call, Demand, Limit, Reply, Report};
+use crate::clock::Clock;
 use crate::config;
 use crate::key::{Key, KeyRef};
 use crate::metrics;
+use crate::store::away::AwayClock;
 use crate::store::{Kind, Store, StoreError};
 
 pub use driver::Driver;
@@ -75,11 +77,16 @@ struct LinkCell {
     link: AtomicU8,
     /// Redis answers with errors.
     refusing: AtomicBool,
+    away: AwayClock,
 }
 
 impl LinkCell {
     fn new() -> Self {
-        Self { link: AtomicU8::new(Link::Starting as u8), refusing: AtomicBool::new(false) }
+        Self {
+            link: AtomicU8::new(Link::Starting as u8),
+            refusing: AtomicBool::new(false),
+            away: AwayClock::new(Clock::monotonic()),
+        }
     }
 
     fn get(&self) -> Link {
@@ -102,6 +109,7 @@ impl LinkCell {
     fn set(&self, link: Link) -> Link {
         let before = self.get();
         self.link.store(link as u8, Ordering::Relaxed);
+        self.away.set(link == Link::Away);
         metrics::STORE_CONNECTED.set(i64::from(link == Link::Connected));
         before
     }
@@ -122,6 +130,11 @@ impl RedisStore {
     /// The connection now.
     pub fn link(&self) -> Link {
         self.link.get()
+    }
+
+    /// Milliseconds that the node of `key` has been away, in total.
+    pub fn away_ms(&self, _key: KeyRef<'_>) -> u64 {
+        self.link.away.total_ms()
     }
 
     /// Sends a call on its way. Its reply comes to [`Work::finish`], at once where the store is known to be away or too
@@ -215,4 +228,19 @@ impl Work for Plain {
     fn finish(self: Box<Self>, result: Result<Reply, StoreError>) {
         let _ = self.answer.send(result);
     }
+}
+
+// Interim, until nodes have it.
+impl RedisStore {
+    pub async fn heartbeat(&self, _id: &str) -> Result<Alive, StoreError> {
+        Err(Kind::Disconnected.into())
+    }
+    pub async fn leave(&self, _id: &str) -> Result<Alive, StoreError> {
+        Err(Kind::Disconnected.into())
+    }
+}
+#[derive(Clone, Copy, Debug)]
+pub struct Alive {
+    pub live: u32,
+    pub before: u32,
 }
