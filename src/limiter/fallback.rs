@@ -6,11 +6,12 @@
 //! call, and the share then starts again from the reply.
 //!
 //! Parts are fractions of tokens. So that gateways whose part is less than one request admit neither nothing nor one
-//! request each, they take turns: of N gateways the k-th admits a request that costs c as soon as its share holds
-//! `c · (1 − k/N)` tokens, and goes below zero by the rest. Since `Σ ⌊x + k/N⌋ = ⌊N · x⌋` over k = 0 … N−1 (Hermite's
-//! identity), gateways that are asked enough admit together what one bucket would, to a request or two. Since the beginning
-//! of an outage they never admit more. After a rest within it each has room for one request, so that together they admit
-//! one each at once where the capacity is less than that.
+//! request each, they take turns: of N gateways the k-th (from 0) admits requests that cost c a part k/N of one early. Where
+//! a single gateway would have earned x tokens, so N of them have earned `Σ ⌊x/(N·c) + k/N⌋ = ⌊x/c⌋` requests (Hermite's
+//! identity): to the request what one bucket would admit, if all are asked enough. What a gateway has not used after the
+//! time in which the limit fills is gone, request by request: so also after a rest they admit together a capacity at once,
+//! not one request each. Where its part is less than a request, a gateway has up to twice that time, since it is asked
+//! seldom: then they admit at once after a rest as many requests as there are gateways, but at most twice the capacity.
 
 use std::sync::Arc;
 
@@ -47,9 +48,11 @@ pub(super) struct Question<'a> {
 /// What is left of one share.
 #[derive(Debug)]
 struct Share {
-    /// Tokens; below zero where a request was admitted in advance.
+    /// Tokens left; below zero where a request was admitted early.
     tokens: f64,
-    /// The most that it refills to.
+    /// Tokens earned since it started, used or not.
+    earned: f64,
+    /// The most that it holds, early requests aside.
     full: f64,
     /// The time away at which it was refilled.
     away_ms: u64,
@@ -91,7 +94,8 @@ impl Fallback {
         self.with_known(key, |share| {
             share.owed = share.owed.saturating_sub(paid);
             let whole = f64::from(tokens) * f64::from(share.shards);
-            share.tokens = self.membership.place().part(whole) - f64::from(share.owed);
+            share.earned = self.membership.place().part(whole);
+            share.tokens = share.earned - f64::from(share.owed);
             share.away_ms = away_ms;
         });
     }
@@ -119,18 +123,22 @@ impl Share {
         let &Question { limit, shards, reported, away_ms, .. } = question;
         let whole = reported.map_or(limit.capacity(), |tokens| tokens.saturating_mul(shards.into()));
         let tokens = place.part(f64::from(whole.min(limit.capacity())));
-        Self { tokens, full: tokens, away_ms, owed: 0, shards }
+        Self { tokens, earned: tokens, full: tokens, away_ms, owed: 0, shards }
     }
 
     fn refill(&mut self, limit: Limit, place: Place, cost: u32, away_ms: u64) {
         let refilled = away_ms.saturating_sub(self.away_ms) as f64 / 1000.0 * place.part(limit.refill_per_second());
-        self.full = place.part(f64::from(limit.capacity())).max(f64::from(cost));
-        self.tokens = (self.tokens + refilled).min(self.full);
+        let part = place.part(f64::from(limit.capacity()));
+        self.full = f64::from(cost).min(2.0 * part).max(part);
+        self.earned += refilled;
+        let requests_gone = ((self.earned + place.early(cost) - self.full) / f64::from(cost)).floor();
+        self.tokens = (self.tokens + refilled).min(self.earned - requests_gone * f64::from(cost));
         self.away_ms = away_ms;
     }
 
     fn decide(&mut self, limit: Limit, place: Place, cost: u32) -> Decision {
-        let missing = place.needed(cost) - self.tokens;
+        let mut left = self.tokens + place.early(cost);
+        let missing = f64::from(cost) - left;
         let outcome = if cost > limit.capacity() {
             Outcome::Denied { retry_after: None }
         } else if missing > 0.0 {
@@ -138,15 +146,15 @@ impl Share {
             Outcome::Denied { retry_after: Some(whole_seconds(wait_ms)) }
         } else {
             self.tokens -= f64::from(cost);
+            left -= f64::from(cost);
             self.owe(cost);
             Outcome::Allowed
         };
-        let left = self.tokens + f64::from(cost) - place.needed(cost);
         let quota = Quota::new(limit.share(place.live(), cost), left.max(0.0) as u32);
         Decision { outcome, source: Source::Local, quota: Some(quota) }
     }
 
-    /// Owes at most as much as the share holds when it is full: the bucket has refilled by more than the rest.
+    /// Owes at most as much as the share holds when it is full: by the rest, the bucket has refilled.
     fn owe(&mut self, tokens: u32) {
         let most = rounded_up(self.full).min(Limit::MAX.into()) as u32;
         self.owed = self.owed.saturating_add(tokens).min(most.max(tokens));
@@ -159,5 +167,7 @@ impl Keep for Share {
     }
 }
 
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod tests;

@@ -41,10 +41,10 @@ impl Place {
         whole / f64::from(self.live)
     }
 
-    /// Tokens that a share must hold to admit a request that costs `cost`: all of them for the first gateway, and less for
-    /// each that comes after.
-    pub(super) fn needed(self, cost: u32) -> f64 {
-        f64::from(cost) * f64::from(self.live - self.before) / f64::from(self.live)
+    /// Tokens of a request that costs `cost` that a share need not have yet: none for the first gateway, and more for each
+    /// that comes after.
+    pub(super) fn early(self, cost: u32) -> f64 {
+        f64::from(cost) * f64::from(self.before) / f64::from(self.live)
     }
 }
 
