@@ -104,6 +104,7 @@ impl Admin {
         metrics::KEYS_TRACKED.set(tracked as i64);
         metrics::KEYS_FORGOTTEN.set(forgotten as i64);
         metrics::LEASE_TOKENS.set(self.limiter.leased_tokens() as i64);
+        metrics::STORE_CONNECTED.set(i64::from(self.limiter.store_state() == StoreState::Connected));
         metrics::DEGRADED.set(i64::from(self.limiter.is_degraded()));
         metrics::GATEWAYS_LIVE.set(i64::from(self.limiter.gateways_live()));
         let rules = self.rules.status();
@@ -128,6 +129,7 @@ impl Admin {
             "gateways_live": self.limiter.gateways_live(),
             "degraded": self.limiter.is_degraded(),
             "store": self.limiter.store_state(),
+            "store_nodes": self.limiter.store_nodes(),
             "keys_tracked": self.limiter.keys().0,
             "rules": sources(&self.rules.status()),
             "keys": sources(&self.keys.status()),

@@ -21,7 +21,7 @@ use crate::key::KeyRef;
 use crate::rule::FailurePolicy;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
-use crate::store::redis::{self, Driver, Link, RedisStore};
+use crate::store::redis::{self, Driver, Link, NodeStatus, RedisStore};
 use fallback::{Fallback, Question};
 use leases::Leases;
 use membership::Membership;
@@ -56,9 +56,9 @@ pub enum StoreState {
     InProcess,
     /// The shared store has not been tried yet.
     Starting,
-    /// Connected to the shared store.
+    /// Connected to the shared store, which answers.
     Connected,
-    /// The shared store is away: each rule's failure policy applies.
+    /// A node of the shared store is away or fails: each rule's failure policy applies to its keys.
     Away,
 }
 
@@ -128,7 +128,7 @@ impl Limiter {
         let (buckets, upkeep) = match &store.url {
             None => (Buckets::Here(MemoryStore::new(settings.max_keys, clock.clone())), None),
             Some(url) => {
-                let (shared, driver) = redis::connect(store, &url.0)?;
+                let (shared, driver) = redis::connect(store, settings.breaker, &url.0)?;
                 let shared = Arc::new(shared);
                 let leases = settings.prefetch.enabled.then(|| {
                     let (shared, fallback) = (Arc::clone(&shared), Arc::clone(&fallback));
@@ -224,15 +224,25 @@ impl Limiter {
 
     /// The store, for `/readyz` and the status page.
     pub fn store_state(&self) -> StoreState {
-        let link = match &self.buckets {
-            Buckets::Here(_) => return StoreState::InProcess,
-            Buckets::Shared(store) => store.link(),
-            Buckets::Leased(leases) => leases.store().link(),
-        };
-        match link {
-            Link::Starting => StoreState::Starting,
-            Link::Connected => StoreState::Connected,
-            Link::Away => StoreState::Away,
+        match self.shared().map(RedisStore::link) {
+            None => StoreState::InProcess,
+            Some(Link::Starting) => StoreState::Starting,
+            Some(Link::Connected) => StoreState::Connected,
+            Some(Link::Away) => StoreState::Away,
+        }
+    }
+
+    /// Each node of the shared store, for the status page.
+    pub fn store_nodes(&self) -> Vec<NodeStatus> {
+        self.shared().map(|store| store.nodes().collect()).unwrap_or_default()
+    }
+
+    /// The shared store, if there is one.
+    pub fn shared(&self) -> Option<&RedisStore> {
+        match &self.buckets {
+            Buckets::Here(_) => None,
+            Buckets::Shared(store) => Some(store),
+            Buckets::Leased(leases) => Some(leases.store()),
         }
     }
 

@@ -39,11 +39,20 @@ fn redis_settings(url: &str) -> config::Store {
     }
 }
 
+const BREAKER: config::Breaker = config::Breaker {
+    window: Duration::from_secs(10),
+    minimum_calls: 20,
+    failure_rate: 0.5,
+    failures_in_a_row: 10,
+    open_for: Duration::from_secs(1),
+    probes: 3,
+};
+
 /// A store in Redis, connected; its driver runs on the current runtime.
 async fn shared() -> AnyStore {
     let url =
         std::env::var("SEKISHO_TEST_REDIS_URL").expect("a Redis at SEKISHO_TEST_REDIS_URL: run through `make test`");
-    let (store, driver) = redis::connect(&redis_settings(&url), &url).unwrap();
+    let (store, driver) = redis::connect(&redis_settings(&url), BREAKER, &url).unwrap();
     tokio::spawn(driver.run());
     let connected = async {
         while store.link() != Link::Connected {
@@ -144,7 +153,7 @@ async fn calls_are_refused_at_once_while_redis_is_away() {
     // A port that was free a moment ago, and nobody listens on.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let url = format!("redis://127.0.0.1:{port}");
-    let (store, driver) = redis::connect(&redis_settings(&url), &url).unwrap();
+    let (store, driver) = redis::connect(&redis_settings(&url), BREAKER, &url).unwrap();
     tokio::spawn(driver.run());
     let route: Arc<str> = "route".into();
     let call = Call { limit: slow(5), demand: &[Demand { cost: 1, count: 1 }], prefetch: 0, report: Report::default() };

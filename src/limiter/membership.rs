@@ -84,7 +84,7 @@ impl Membership {
     pub(super) async fn beat(&self, store: &RedisStore) {
         while !self.left.load(Ordering::Relaxed) {
             let answer = tokio::time::timeout(BEAT_TIMEOUT, store.heartbeat(&self.id)).await;
-            self.answered(answer.ok().and_then(Result::ok).map(|beat| Place::new(beat.live, beat.before)));
+            self.answered(answer.ok().and_then(Result::ok).map(|alive| Place::new(alive.gateways, alive.before)));
             tokio::time::sleep(BEAT_EVERY.mul_f64(rand::random_range(0.9..1.1))).await;
         }
         std::future::pending().await

@@ -1,228 +1,343 @@
-//! The one task that talks to Redis.
+//! What talks to Redis: for each node one task with a connection of its own.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::{
-    AsyncConnectionConfig, Client, IntoConnectionInfo, Pipeline, ProtocolVersion, PushInfo, RedisError, RedisResult,
-};
+use redis::{Client, RedisResult, Value};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
-use tracing::{info, warn};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{error, warn};
 
-use super::script::{self, Answer, BucketScript};
-use super::{Job, Link, LinkCell, Message};
+use super::connection::Connection;
+use super::flight::{Flights, Landed, Probe, Sent};
+use super::job::Job;
+use super::node::{Health, Link};
+use super::reply::{self, Outcome};
+use super::script::{By, Scripts};
+use super::{BATCH, PIPELINES};
+use crate::config;
+use crate::store::breaker::{Breaker, State};
 use crate::store::{Kind, StoreError};
 
-/// Calls sent in one pipeline.
-const BATCH: usize = 256;
-/// Pipelines on their way at once: while one is answered, the next already travels.
-const PIPELINES: usize = 2;
-/// A reply that takes longer is abandoned, and the connection with it: it may swallow everything.
-const ABANDON: Duration = Duration::from_secs(1);
+/// The longest that connecting takes, first commands and all.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
 
-/// Owns the connection to Redis and answers every call handed to it. Runs on a runtime of its own.
+/// Owns the connections to Redis and answers every call handed to it. Runs on a runtime of its own.
 #[derive(Debug)]
 pub struct Driver {
-    client: Client,
-    script: BucketScript,
-    prefix: String,
-    jobs: mpsc::Receiver<Job>,
-    link: Arc<LinkCell>,
+    nodes: Vec<NodeDriver>,
 }
 
 impl Driver {
-    pub(super) fn new(url: &str, prefix: String, jobs: mpsc::Receiver<Job>, link: Arc<LinkCell>) -> RedisResult<Self> {
-        let info = url.into_connection_info()?;
-        // RESP3 tells of a broken connection at once; under RESP2 the next call would find out.
-        let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-        let tcp = TcpSettings::default().set_nodelay(true).set_user_timeout(ABANDON);
-        let client = Client::open(info.set_redis_settings(settings).set_tcp_settings(tcp))?;
-        Ok(Self { client, script: BucketScript::new(), prefix, jobs, link })
+    pub(super) fn new(nodes: Vec<NodeDriver>) -> Self {
+        Self { nodes }
     }
 
     /// Serves until nobody can send any more.
-    pub async fn run(mut self) {
-        let mut backoff = BACKOFF_FIRST;
+    pub async fn run(self) {
+        let mut nodes: JoinSet<()> = self.nodes.into_iter().map(NodeDriver::run).collect();
+        while let Some(ended) = nodes.join_next().await {
+            if let Err(ended) = ended {
+                error!("the driver of a node of the store ended: {ended}");
+            }
+        }
+    }
+}
+
+/// Talks to one node.
+#[derive(Debug)]
+pub(super) struct NodeDriver {
+    client: Client,
+    scripts: Scripts,
+    prefix: String,
+    probe_key: String,
+    /// Longer is slow.
+    timeout: Duration,
+    jobs: mpsc::Receiver<Job>,
+    /// The next pipeline.
+    gathered: Vec<Job>,
+    breaker: Breaker,
+    health: Arc<Health>,
+    /// The last call was refused, though the node is well: logged once.
+    refused: bool,
+    backoff: Duration,
+    /// The breaker's time counts from here.
+    started: Instant,
+}
+
+/// Why a connection is of no more use.
+type Lost = String;
+
+impl NodeDriver {
+    pub(super) fn new(
+        client: Client,
+        settings: &config::Store,
+        breaker: config::Breaker,
+        jobs: mpsc::Receiver<Job>,
+        health: Arc<Health>,
+    ) -> Self {
+        Self {
+            client,
+            scripts: Scripts::new(),
+            prefix: settings.key_prefix.clone(),
+            probe_key: format!("{}:probe", settings.key_prefix),
+            timeout: settings.timeout,
+            jobs,
+            gathered: Vec::new(),
+            breaker: Breaker::new(breaker, rand::random()),
+            health,
+            refused: false,
+            backoff: BACKOFF_FIRST,
+            started: Instant::now(),
+        }
+    }
+
+    /// Serves until nobody can send any more. The first calls wait for the first connection; later ones wait for none.
+    async fn run(mut self) {
+        let mut opened = connect(&self.client, &self.probe_key).await;
         loop {
-            let connected = tokio::select! {
-                connected = connect(&self.client) => connected,
-                () = refuse(&mut self.jobs) => return,
-            };
-            let lost = match connected {
-                Ok((connection, mut broken)) => {
-                    self.link.set(Link::Connected);
-                    info!("connected to the store");
-                    backoff = BACKOFF_FIRST;
-                    match self.serve(connection, &mut broken).await {
+            let lost = match opened {
+                Ok(connection) => {
+                    self.breaker.half_open();
+                    self.publish(None);
+                    self.health.set_link(Link::Connected);
+                    match self.serve(connection).await {
                         Some(lost) => lost,
                         None => return,
                     }
                 }
-                Err(error) => error.to_string(),
+                Err(error) => error,
             };
-            if self.link.set(Link::Away) != Link::Away {
-                warn!("the store is away, each rule's on_store_failure applies: {lost}");
-            }
-            tokio::select! {
-                () = sleep(backoff.mul_f64(rand::random_range(0.5..1.0))) => {}
+            self.breaker.open(self.now());
+            self.publish(Some(lost));
+            self.health.set_link(Link::Away);
+            self.refuse_gathered();
+            let pause = self.backoff.mul_f64(rand::random_range(0.5..1.0));
+            self.backoff = (self.backoff * 2).min(BACKOFF_LONGEST);
+            let again = async {
+                sleep(pause).await;
+                connect(&self.client, &self.probe_key).await
+            };
+            opened = tokio::select! {
+                opened = again => opened,
                 () = refuse(&mut self.jobs) => return,
-            }
-            backoff = (backoff * 2).min(BACKOFF_LONGEST);
+            };
         }
     }
 
     /// Sends what has gathered, until the connection is of no more use (and says why) or nobody can send (`None`).
-    async fn serve(
-        &mut self,
-        connection: MultiplexedConnection,
-        broken: &mut mpsc::UnboundedReceiver<PushInfo>,
-    ) -> Option<String> {
-        let mut on_their_way = JoinSet::new();
+    async fn serve(&mut self, mut connection: Connection) -> Option<Lost> {
+        let mut flights = Flights::default();
         loop {
-            let mut gathered = Vec::new();
+            self.depart(&connection, &mut flights);
+            let look_at = self.look_at(&mut flights);
+            let room = BATCH - self.gathered.len();
             tokio::select! {
                 biased;
-                Some(sent) = on_their_way.join_next() => match sent {
-                    Ok(Ok(())) => {}
-                    Ok(Err(lost)) => return Some(lost),
-                    Err(panicked) => return Some(panicked.to_string()),
-                },
-                Some(push) = broken.recv() => {
-                    if push.kind == redis::PushKind::Disconnection {
-                        return Some("the connection broke".to_owned());
+                landed = flights.land() => {
+                    let landed = match landed {
+                        Landed::Calls(calls, replies) => self.calls(calls, replies, &connection, &mut flights),
+                        Landed::Probe(probe, reply) => self.probe(probe, reply),
+                    };
+                    if let Err(lost) = landed {
+                        return Some(lost);
                     }
                 }
-                received = self.jobs.recv_many(&mut gathered, BATCH), if on_their_way.len() < PIPELINES => {
+                () = connection.broken() => return Some("the connection broke".to_owned()),
+                () = sleep_until(look_at.unwrap_or(self.started)), if look_at.is_some() => self.look(&mut flights),
+                received = self.jobs.recv_many(&mut self.gathered, room), if room > 0 => {
                     if received == 0 {
                         return None;
-                    }
-                    let calls: Vec<Sent> = gathered.into_iter().filter_map(|job| Sent::begin(job, &self.prefix)).collect();
-                    if !calls.is_empty() {
-                        let exchange = Exchange {
-                            connection: connection.clone(),
-                            script: self.script.clone(),
-                            link: Arc::clone(&self.link),
-                        };
-                        on_their_way.spawn(exchange.run(calls));
                     }
                 }
             }
         }
     }
-}
 
-/// While there is no connection: every call is answered at once. Returns when nobody can send any more.
-async fn refuse(jobs: &mut mpsc::Receiver<Job>) {
-    while let Some(job) = jobs.recv().await {
-        job.finish(Err(Kind::Disconnected.into()));
-    }
-}
-
-async fn connect(client: &Client) -> RedisResult<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>)> {
-    let (pushes, broken) = mpsc::unbounded_channel();
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(Some(ABANDON))
-        .set_pipeline_buffer_size(PIPELINES * 2)
-        .set_push_sender(pushes);
-    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-    BucketScript::load().exec_async(&mut connection).await?;
-    Ok((connection, broken))
-}
-
-/// A job whose call has been decided.
-struct Sent {
-    job: Job,
-    key: String,
-    call: Message,
-}
-
-impl Sent {
-    fn begin(mut job: Job, prefix: &str) -> Option<Self> {
-        let mut work = job.work.take()?;
-        let call = work.begin()?;
-        let key = work.key().in_redis(prefix);
-        job.work = Some(work);
-        Some(Self { job, key, call })
-    }
-}
-
-/// One pipeline there and back.
-struct Exchange {
-    connection: MultiplexedConnection,
-    script: BucketScript,
-    link: Arc<LinkCell>,
-}
-
-impl Exchange {
-    /// Answers every call. An error says why the connection is of no more use.
-    async fn run(mut self, calls: Vec<Sent>) -> Result<(), String> {
-        let commands = calls.iter().map(|sent| self.script.by_hash(&sent.key, &sent.call)).collect();
-        let without_script = self.send(commands, calls).await?;
-        if without_script.is_empty() {
-            return Ok(());
+    /// Sends the next pipeline if there is room on the way; while the breaker is not closed, the probes instead.
+    fn depart(&mut self, connection: &Connection, flights: &mut Flights) {
+        match self.breaker.state() {
+            State::Closed if flights.pipelines() < PIPELINES && !self.gathered.is_empty() => {
+                let begin = |mut job: Job| job.begin(&self.prefix).map(|command| Sent { job, command });
+                let calls: Vec<Sent> = self.gathered.drain(..).filter_map(begin).collect();
+                if !calls.is_empty() {
+                    flights.send(&connection.commands, &self.scripts, By::Hash, calls);
+                }
+            }
+            State::Closed => {}
+            State::HalfOpen if flights.probe().is_none() => {
+                self.refuse_gathered();
+                flights.send_probe(&connection.commands, &self.probe_key, Instant::now() + self.timeout);
+            }
+            State::HalfOpen | State::Open => self.refuse_gathered(),
         }
-        // The script's text goes with each call: another flush may come between any two of them.
-        let commands = without_script.iter().map(|sent| BucketScript::by_text(&sent.key, &sent.call)).collect();
-        for sent in self.send(commands, without_script).await? {
-            sent.job.finish(Err(Kind::Refused("NOSCRIPT to a call with the script's text".to_owned()).into()));
+    }
+
+    /// When [`Self::look`] has something to do.
+    fn look_at(&self, flights: &mut Flights) -> Option<Instant> {
+        let call = match self.breaker.state() {
+            State::Closed => {
+                let gathered = self.gathered.iter().find(|job| !job.judged).map(Job::slow_at);
+                flights.slow_at().into_iter().chain(gathered).min()
+            }
+            State::HalfOpen | State::Open => None,
+        };
+        let probe = match flights.probe() {
+            Some(probe) => Some(probe.slow_at).filter(|_| !probe.judged),
+            None => self.breaker.probe_at().map(|at| self.started + Duration::from_millis(at)),
+        };
+        call.into_iter().chain(probe).min()
+    }
+
+    /// Tells the breaker of what has become too slow, and half-opens it when its time has come.
+    fn look(&mut self, flights: &mut Flights) {
+        let (now, now_ms) = (Instant::now(), self.now());
+        let slow = flights.jobs().chain(&mut self.gathered).filter(|job| !job.judged && job.slow_at() <= now);
+        let mut opened = None;
+        for job in slow {
+            job.judged = true;
+            opened = opened.or(self.breaker.call(now_ms, true));
+        }
+        if let Some(opened) = opened {
+            self.publish(Some(format!("{opened}; the last was not answered within {:?}", self.timeout)));
+        }
+        match flights.probe() {
+            Some(probe) if !probe.judged && probe.slow_at <= now => {
+                probe.judged = true;
+                self.breaker.probe(now_ms, true);
+                self.publish(Some(format!("a probe was not answered within {:?}", self.timeout)));
+            }
+            None if self.breaker.probe_at().is_some_and(|at| at <= now_ms) => {
+                self.breaker.half_open();
+                self.publish(None);
+            }
+            _ => {}
+        }
+    }
+
+    /// Answers calls; those whose script was not cached are sent again, with its text: another flush may come between
+    /// any two of them.
+    fn calls(
+        &mut self,
+        calls: Vec<Sent>,
+        replies: RedisResult<Vec<Value>>,
+        connection: &Connection,
+        flights: &mut Flights,
+    ) -> Result<(), Lost> {
+        let replies = match replies {
+            Ok(replies) => replies,
+            Err(error) => {
+                let kind = if error.is_timeout() { Kind::Timeout } else { Kind::Lost };
+                calls.into_iter().for_each(|sent| sent.job.finish(Err(kind.clone().into())));
+                return Err(error.to_string());
+            }
+        };
+        let (mut again, mut demoted) = (Vec::new(), None);
+        for (mut sent, reply) in calls.into_iter().zip(replies) {
+            let key = sent.command.key();
+            let result = match reply::read(&sent.command, reply) {
+                Outcome::Answered { answer, healed } => {
+                    if healed {
+                        warn!(key, "the key held something that is not a bucket; it starts full");
+                    }
+                    self.judge(&mut sent.job, None);
+                    self.refused = false;
+                    Ok(answer)
+                }
+                Outcome::NoScript => {
+                    again.push(sent);
+                    continue;
+                }
+                Outcome::Demoted(error) => {
+                    demoted = Some(error.to_string());
+                    Err(error)
+                }
+                Outcome::Unwell(error) => {
+                    self.judge(&mut sent.job, Some(&error));
+                    Err(error)
+                }
+                Outcome::Elsewhere(redirect) => Err(self.refused(key, redirect.into())),
+                Outcome::Refused(error) => Err(self.refused(key, error)),
+            };
+            sent.job.finish(result);
+        }
+        if !again.is_empty() {
+            flights.send(&connection.commands, &self.scripts, By::Text, again);
+        }
+        demoted.map_or(Ok(()), Err)
+    }
+
+    /// Tells the breaker what became of a call, if it does not know.
+    fn judge(&mut self, job: &mut Job, failure: Option<&StoreError>) {
+        if std::mem::replace(&mut job.judged, true) {
+            return;
+        }
+        let slow = job.slow_at() < Instant::now();
+        let opened = self.breaker.call(self.now(), slow || failure.is_some());
+        let Some(opened) = opened else { return };
+        let last: &dyn Display = match &failure {
+            Some(error) => error,
+            None => &"not answered in time",
+        };
+        self.publish(Some(format!("{opened}; the last: {last}")));
+    }
+
+    /// Logs a call that was refused, once until one is answered.
+    fn refused(&mut self, key: &str, error: StoreError) -> StoreError {
+        if !std::mem::replace(&mut self.refused, true) {
+            warn!(key, "{error}; the rule's on_store_failure applies");
+        }
+        error
+    }
+
+    fn probe(&mut self, probe: Probe, reply: RedisResult<Value>) -> Result<(), Lost> {
+        let failure = match reply.map_err(|error| error.to_string())? {
+            Value::ServerError(error) => match reply::refusal(&error) {
+                Outcome::Demoted(error) => return Err(error.to_string()),
+                _ => Some(error.to_string()),
+            },
+            _ if probe.slow_at < Instant::now() => Some(format!("a probe took longer than {:?}", self.timeout)),
+            _ => None,
+        };
+        if !probe.judged {
+            self.breaker.probe(self.now(), failure.is_some());
+            self.publish(failure);
         }
         Ok(())
     }
 
-    /// Sends one command for each call and answers all but those whose script was not cached: those come back.
-    async fn send(&mut self, commands: Vec<redis::Cmd>, calls: Vec<Sent>) -> Result<Vec<Sent>, String> {
-        let mut pipeline = Pipeline::with_capacity(commands.len());
-        for command in commands {
-            pipeline.add_command(command);
+    fn publish(&mut self, why: Option<String>) {
+        if self.breaker.state() == State::Closed {
+            self.backoff = BACKOFF_FIRST;
         }
-        let values = match self.connection.send_packed_commands(&pipeline, 0, calls.len()).await {
-            Ok(values) => values,
-            Err(error) => return Err(fail(calls, &error)),
-        };
-        let (mut again, mut lost) = (Vec::new(), None);
-        for (sent, value) in calls.into_iter().zip(values) {
-            let result = match script::read(value) {
-                Answer::Reply { reply, healed } => {
-                    if healed {
-                        warn!(sent.key, "the key held something that is not a bucket; it starts full");
-                    }
-                    Ok(reply)
-                }
-                Answer::NoScript => {
-                    again.push(sent);
-                    continue;
-                }
-                Answer::Demoted => {
-                    lost = Some("the server is no master any more".to_owned());
-                    Err(StoreError::from(Kind::Disconnected))
-                }
-                Answer::Failed(error) => Err(error),
-            };
-            self.link.note(&sent.key, result.as_ref().err());
-            sent.job.finish(result);
-        }
-        match lost {
-            None => Ok(again),
-            Some(lost) => {
-                again.into_iter().for_each(|sent| sent.job.finish(Err(Kind::Disconnected.into())));
-                Err(lost)
-            }
-        }
+        self.health.set_breaker(self.breaker.state(), why);
+    }
+
+    /// Nobody waits for a node that is away.
+    fn refuse_gathered(&mut self) {
+        self.gathered.drain(..).for_each(|job| job.finish(Err(Kind::Away.into())));
+    }
+
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
     }
 }
 
-fn fail(calls: Vec<Sent>, error: &RedisError) -> String {
-    let kind = if error.is_timeout() { Kind::Timeout } else { Kind::Disconnected };
-    for sent in calls {
-        sent.job.finish(Err(kind.clone().into()));
+/// A connection that calls can be sent over.
+async fn connect(client: &Client, probe_key: &str) -> Result<Connection, Lost> {
+    match timeout(CONNECT_TIMEOUT, Connection::open(client, probe_key)).await {
+        Ok(opened) => opened.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("connecting took longer than {CONNECT_TIMEOUT:?}")),
     }
-    error.to_string()
+}
+
+/// Answers every call at once. Returns when nobody can send any more.
+async fn refuse(jobs: &mut mpsc::Receiver<Job>) {
+    while let Some(job) = jobs.recv().await {
+        job.finish(Err(Kind::Away.into()));
+    }
 }
