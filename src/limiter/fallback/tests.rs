@@ -83,7 +83,7 @@ fn after_a_rest_a_fleet_admits_a_capacity_at_once_or_one_request_each_but_never_
             let rested = Fleet::new(gateways, fleet.limit);
             rested.total(cost, None, 0);
             let admitted = rested.total(cost, None, away_ms);
-            let whole = capacity as u32 % cost == 0;
+            let whole = (capacity as u32).is_multiple_of(cost);
             let range = if whole { most..=most } else { most..=most + 1 };
             assert!(range.contains(&admitted), "{gateways} gateways, {capacity} / {cost}: {admitted}");
         }
