@@ -57,6 +57,7 @@ const ALIVE_FOR: Duration = Duration::from_secs(5);
 pub struct RedisStore {
     nodes: Box<[Node]>,
     timeout: Duration,
+    prefix: String,
 }
 
 /// The store and the driver that has to run for it.
@@ -69,7 +70,7 @@ pub fn connect(
     url: &str,
 ) -> Result<(RedisStore, Driver), ::redis::RedisError> {
     let (node, driver) = node::new(0, url, settings, breaker)?;
-    let store = RedisStore { nodes: Box::new([node]), timeout: settings.timeout };
+    let store = RedisStore { nodes: Box::new([node]), timeout: settings.timeout, prefix: settings.key_prefix.clone() };
     Ok((store, Driver::new(vec![driver])))
 }
 
@@ -87,8 +88,13 @@ impl RedisStore {
     }
 
     /// Milliseconds that the node of `key` has been away in total, which is while its breaker is not closed.
-    pub fn away_ms(&self, _key: KeyRef<'_>) -> u64 {
-        self.nodes[0].away_ms()
+    pub fn away_ms(&self, key: KeyRef<'_>) -> u64 {
+        self.node_for(|| key.to_key().in_redis(&self.prefix)).away_ms()
+    }
+
+    /// Whether calls for `key` are let through: its node is not known to be away or to fail.
+    pub fn lets_through(&self, key: KeyRef<'_>) -> bool {
+        self.node_for(|| key.to_key().in_redis(&self.prefix)).lets_through()
     }
 
     /// Sends a call on its way. Its reply comes to [`Work::finish`], at once where the node is known to be away or to
@@ -121,11 +127,11 @@ impl RedisStore {
     }
 
     fn send(&self, task: Task) {
-        self.node_for(&task).send(Job::new(task, self.timeout));
+        self.node_for(|| task.key(&self.prefix)).send(Job::new(task, self.timeout));
     }
 
-    /// The node that holds a task's key ([`Task::key`]).
-    fn node_for(&self, _task: &Task) -> &Node {
+    /// The node that holds a key, which is only named where it makes a difference.
+    fn node_for(&self, _key: impl FnOnce() -> String) -> &Node {
         &self.nodes[0]
     }
 }
