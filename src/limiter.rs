@@ -166,7 +166,7 @@ impl Limiter {
                 call.report.owed = self.fallback.take_owed(key);
                 let reply = store.call(key, &call).await.ok();
                 match &reply {
-                    Some(reply) => self.fallback.answered(key, reply.tokens, 0, store.away_ms(key)),
+                    Some(reply) => self.fallback.answered(key, self.clock.now(), reply.tokens, 0),
                     None => self.fallback.lost(key, call.report.owed),
                 }
                 reply.map(|reply| decision(limit, &reply, Source::Store))
@@ -203,12 +203,12 @@ impl Limiter {
         let &Check { limit, cost, .. } = check;
         let shards = check.shards.max(1);
         let key = check.key((shards > 1).then(|| self.first_shard % shards));
-        let (away_ms, reported) = match &self.buckets {
+        let (away_ms, expected) = match &self.buckets {
             Buckets::Here(_) => (0, None),
             Buckets::Shared(store) => (store.away_ms(key), None),
-            Buckets::Leased(leases) => (leases.store().away_ms(key), leases.reported(key)),
+            Buckets::Leased(leases) => (leases.store().away_ms(key), leases.expected(key)),
         };
-        self.fallback.decide(&Question { key, limit, shards, cost, reported, away_ms })
+        self.fallback.decide(&Question { key, limit, shards, cost, expected, now: self.clock.now(), away_ms })
     }
 
     /// Gateways that share the limits, as far as is known; at least 1.

@@ -1,17 +1,16 @@
 //! This gateway's shares of limits whose bucket in the store does not answer.
 //!
-//! A share starts with this gateway's part of what the store last reported for the bucket (of the capacity, where nothing
-//! is known), and refills with its part of the refill only while the store is away: calls lost one by one, or a second
-//! outage soon after the first, bring no second burst. What was admitted by the share is told to the bucket with its next
-//! call, and the share then starts again from the reply.
+//! A share starts with this gateway's part of what the bucket should hold by its last reply (of the capacity, where there
+//! was none). From then on it refills, with its part of the refill, only while the store is away: calls lost one by one,
+//! or a second outage soon after the first, bring no second burst. What was admitted by the share is told to the bucket
+//! with its next call, and the share then starts again from the reply.
 //!
 //! Parts are fractions of tokens. So that gateways whose part is less than one request admit neither nothing nor one
 //! request each, they take turns: of N gateways the k-th (from 0) admits requests that cost c a part k/N of one early. Where
 //! a single gateway would have earned x tokens, so N of them have earned `Σ ⌊x/(N·c) + k/N⌋ = ⌊x/c⌋` requests (Hermite's
 //! identity): to the request what one bucket would admit, if all are asked enough. What a gateway has not used after the
 //! time in which the limit fills is gone, request by request: so also after a rest they admit together a capacity at once,
-//! not one request each. Where its part is less than a request, a gateway has up to twice that time, since it is asked
-//! seldom: then they admit at once after a rest as many requests as there are gateways, but at most twice the capacity.
+//! not one request each. That costs something where gateways are asked hardly more than once in that time.
 
 use std::sync::Arc;
 
@@ -39,8 +38,10 @@ pub(super) struct Question<'a> {
     pub(super) shards: u8,
     /// Tokens the request takes.
     pub(super) cost: u32,
-    /// Whole tokens that the bucket last reported, if that is known.
-    pub(super) reported: Option<u32>,
+    /// Whole tokens that the bucket should hold, if that is known.
+    pub(super) expected: Option<u32>,
+    /// Milliseconds on this process's clock.
+    pub(super) now: u64,
     /// Milliseconds that the bucket's node has been away, in total.
     pub(super) away_ms: u64,
 }
@@ -54,12 +55,20 @@ struct Share {
     earned: f64,
     /// The most that it holds, early requests aside.
     full: f64,
-    /// The time away at which it was refilled.
-    away_ms: u64,
+    since: Since,
     /// Tokens admitted and not yet told.
     owed: u32,
     /// Buckets that the limit is split into.
     shards: u8,
+}
+
+/// Since when it has to be refilled.
+#[derive(Clone, Copy, Debug)]
+enum Since {
+    /// The bucket's reply, in milliseconds on this process's clock.
+    Reply(u64),
+    /// The last decision, in milliseconds that the node had been away then.
+    Decision(u64),
 }
 
 impl Fallback {
@@ -70,16 +79,11 @@ impl Fallback {
     /// Decides by the share.
     pub(super) fn decide(&self, question: &Question<'_>) -> Decision {
         let place = self.membership.place();
-        let &Question { limit, cost, away_ms, .. } = question;
-        self.shares.with(
-            question.key,
-            away_ms,
-            || Share::new(question, place),
-            |share| {
-                share.refill(limit, place, cost, away_ms);
-                share.decide(limit, place, cost)
-            },
-        )
+        let decide = |share: &mut Share| {
+            share.refill(question, place);
+            share.decide(question, place)
+        };
+        self.shares.with(question.key, question.now, || Share::new(question, place), decide)
     }
 
     /// Tokens that the bucket has to be told of, for a call that is about to be made: they come back by
@@ -88,15 +92,15 @@ impl Fallback {
         self.with_known(key, |share| std::mem::take(&mut share.owed)).unwrap_or(0)
     }
 
-    /// The bucket has replied that it holds `tokens`. Of what was admitted since the call was made, `paid` were granted by
-    /// it too, to requests that no longer waited.
-    pub(super) fn answered(&self, key: KeyRef<'_>, tokens: u32, paid: u32, away_ms: u64) {
+    /// The bucket replied at `now` that it holds `tokens`. Of what was admitted since the call was made, `paid` were granted
+    /// by it too, to requests that no longer waited.
+    pub(super) fn answered(&self, key: KeyRef<'_>, now: u64, tokens: u32, paid: u32) {
         self.with_known(key, |share| {
             share.owed = share.owed.saturating_sub(paid);
             let whole = f64::from(tokens) * f64::from(share.shards);
             share.earned = self.membership.place().part(whole);
             share.tokens = share.earned - f64::from(share.owed);
-            share.away_ms = away_ms;
+            share.since = Since::Reply(now);
         });
     }
 
@@ -120,23 +124,28 @@ impl Fallback {
 
 impl Share {
     fn new(question: &Question<'_>, place: Place) -> Self {
-        let &Question { limit, shards, reported, away_ms, .. } = question;
-        let whole = reported.map_or(limit.capacity(), |tokens| tokens.saturating_mul(shards.into()));
+        let &Question { limit, shards, expected, away_ms, .. } = question;
+        let whole = expected.map_or(limit.capacity(), |tokens| tokens.saturating_mul(shards.into()));
         let tokens = place.part(f64::from(whole.min(limit.capacity())));
-        Self { tokens, earned: tokens, full: tokens, away_ms, owed: 0, shards }
+        Self { tokens, earned: tokens, full: tokens, since: Since::Decision(away_ms), owed: 0, shards }
     }
 
-    fn refill(&mut self, limit: Limit, place: Place, cost: u32, away_ms: u64) {
-        let refilled = away_ms.saturating_sub(self.away_ms) as f64 / 1000.0 * place.part(limit.refill_per_second());
-        let part = place.part(f64::from(limit.capacity()));
-        self.full = f64::from(cost).min(2.0 * part).max(part);
+    fn refill(&mut self, question: &Question<'_>, place: Place) {
+        let &Question { limit, cost, now, away_ms, .. } = question;
+        let millis = match self.since {
+            Since::Reply(at) => now.saturating_sub(at),
+            Since::Decision(at) => away_ms.saturating_sub(at),
+        };
+        let refilled = millis as f64 / 1000.0 * place.part(limit.refill_per_second());
+        self.full = place.part(f64::from(limit.capacity()));
         self.earned += refilled;
         let requests_gone = ((self.earned + place.early(cost) - self.full) / f64::from(cost)).floor();
         self.tokens = (self.tokens + refilled).min(self.earned - requests_gone * f64::from(cost));
-        self.away_ms = away_ms;
+        self.since = Since::Decision(away_ms);
     }
 
-    fn decide(&mut self, limit: Limit, place: Place, cost: u32) -> Decision {
+    fn decide(&mut self, question: &Question<'_>, place: Place) -> Decision {
+        let &Question { limit, cost, .. } = question;
         let mut left = self.tokens + place.early(cost);
         let missing = f64::from(cost) - left;
         let outcome = if cost > limit.capacity() {

@@ -334,9 +334,12 @@ impl Lease {
         self.listed
     }
 
-    /// Whole tokens in the bucket when it last replied; the capacity, if it never has.
-    pub(super) fn reported(&self) -> u32 {
-        self.tokens
+    /// Whole tokens that the bucket holds by now if nobody has taken any since its last reply; the capacity, if it never
+    /// has replied.
+    pub(super) fn expected(&self, now: u64) -> u32 {
+        let seen_at = self.spend_until.saturating_sub(SPENT_FOR_MS);
+        let refilled = now.saturating_sub(seen_at) as f64 * self.limit.refill_per_second() / 1000.0;
+        self.tokens.saturating_add(refilled as u32).min(self.limit.capacity())
     }
 
     /// The rule that applies.
@@ -350,9 +353,7 @@ impl Lease {
         if now < self.hold_until {
             return 0;
         }
-        let seen_at = self.spend_until.saturating_sub(SPENT_FOR_MS);
-        let refilled = now.saturating_sub(seen_at) as f64 * self.limit.refill_per_second() / 1000.0;
-        self.tokens.saturating_add(refilled as u32).min(self.limit.capacity()) + self.stash(now)
+        self.expected(now) + self.stash(now)
     }
 
     /// Leased tokens left to spend.

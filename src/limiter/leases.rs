@@ -70,9 +70,10 @@ impl Leases {
         (self.ledger.len(), self.ledger.forgotten())
     }
 
-    /// Whole tokens that a key's bucket last reported; `None` if nothing is known of it.
-    pub(super) fn reported(&self, key: KeyRef<'_>) -> Option<u32> {
-        self.ledger.find(key, |lease| lease.reported())
+    /// Whole tokens that a key's bucket may hold now, by its last reply; `None` if nothing is known of it.
+    pub(super) fn expected(&self, key: KeyRef<'_>) -> Option<u32> {
+        let now = self.clock.now();
+        self.ledger.find(key, |lease| lease.expected(now))
     }
 
     /// Whole tokens that this gateway thinks are left for a key; `None` if it knows nothing.
@@ -205,12 +206,7 @@ impl Work for LeaseCall {
             })
             .unwrap_or_default();
         match reply {
-            Some(reply) => leases.fallback.answered(
-                self.key.as_ref(),
-                reply.tokens,
-                finished.in_vain,
-                leases.store.away_ms(self.key.as_ref()),
-            ),
+            Some(reply) => leases.fallback.answered(self.key.as_ref(), now, reply.tokens, finished.in_vain),
             None => leases.fallback.lost(self.key.as_ref(), self.owed),
         }
         if newly_out {

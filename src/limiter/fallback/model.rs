@@ -5,6 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rand::rngs::SmallRng;
@@ -20,7 +21,6 @@ use crate::limiter::lease::{Ask, Lease, Numbers};
 use crate::limiter::membership::{Membership, Place};
 use crate::store::away::AwayClock;
 use crate::store::redis::Message;
-use std::sync::Arc;
 
 /// In microseconds, as everything here.
 const SECOND: u64 = 1_000_000;
@@ -89,6 +89,13 @@ struct Scene {
     end: u64,
 }
 
+impl Scene {
+    /// Nothing fails.
+    fn calm(gateways: u32, limit: Limit, end: u64) -> Self {
+        Self { gateways, limit, outages: Vec::new(), lost: 0.0, late: 0.0, end }
+    }
+}
+
 struct World {
     scene: Scene,
     random: SmallRng,
@@ -101,7 +108,6 @@ struct World {
     nodes: Vec<Node>,
     route: Arc<str>,
     admitted: Vec<u64>,
-    by_share: u64,
 }
 
 impl World {
@@ -133,7 +139,6 @@ impl World {
             bucket: None,
             route: "r".into(),
             admitted: Vec::new(),
-            by_share: 0,
         };
         for node in 0..world.nodes.len() {
             world.push(0, Event::GiveBack { node });
@@ -150,6 +155,26 @@ impl World {
     fn push(&mut self, at: u64, event: Event) {
         self.order.push(Reverse((at, self.events.len())));
         self.events.push(Some(event));
+    }
+
+    /// Requests at random moments and gateways, `times` as many as the limit refills.
+    fn flood(mut self, times: f64) -> Self {
+        let per_second = self.scene.limit.refill_per_second() * times;
+        let mut at = 0.0;
+        while (at as u64) < self.scene.end {
+            let node = self.random.random_range(0..self.nodes.len());
+            self.push(at as u64, Event::Request { node });
+            at += -(1.0 - self.random.random_range(0.0..1.0_f64)).ln() / per_second * SECOND as f64;
+        }
+        self
+    }
+
+    /// Twice the capacity at once, or twice as many as there are gateways, spread over them.
+    fn burst(&mut self, at: u64) {
+        for i in 0..2 * self.scene.limit.capacity().max(self.scene.gateways) {
+            let node = i as usize % self.nodes.len();
+            self.push(at + u64::from(i), Event::Request { node });
+        }
     }
 
     fn run(mut self) -> Self {
@@ -182,11 +207,11 @@ impl World {
             limit: self.scene.limit,
             shards: 1,
             cost: 1,
-            reported: Some(it.lease.reported()),
+            expected: Some(it.lease.expected(self.now / 1000)),
+            now: self.now / 1000,
             away_ms: it.away.total_ms(),
         };
         if it.fallback.decide(&question).outcome == Outcome::Allowed {
-            self.by_share += 1;
             self.admitted.push(self.now);
         }
     }
@@ -269,8 +294,7 @@ impl World {
                 let finished = it.lease.finish(now / 1000, number, Some(under), reply, &self.numbers);
                 match reply {
                     Some(reply) => {
-                        let away_ms = it.away.total_ms();
-                        it.fallback.answered(Self::key(&self.route), reply.tokens, finished.in_vain, away_ms);
+                        it.fallback.answered(Self::key(&self.route), now / 1000, reply.tokens, finished.in_vain);
                     }
                     None => it.fallback.lost(Self::key(&self.route), owed),
                 }
@@ -317,25 +341,6 @@ impl World {
     }
 }
 
-/// Requests at random moments and gateways, `times` as many as the limit refills.
-fn flood(world: &mut World, times: f64) {
-    let (rate, gateways) = (world.scene.limit.refill_per_second() * times, world.nodes.len());
-    let mut at = 0.0;
-    while (at as u64) < world.scene.end {
-        let node = world.random.random_range(0..gateways);
-        world.push(at as u64, Event::Request { node });
-        at += -(1.0 - world.random.random_range(0.0..1.0_f64)).ln() / rate * SECOND as f64;
-    }
-}
-
-/// Twice the capacity at once, or twice as many as there are gateways, spread over them.
-fn burst(world: &mut World, at: u64) {
-    for i in 0..2 * world.scene.limit.capacity().max(world.scene.gateways) {
-        let node = i as usize % world.nodes.len();
-        world.push(at + u64::from(i), Event::Request { node });
-    }
-}
-
 fn limit(capacity: i64, rate: f64) -> Limit {
     Limit::new(capacity, rate).unwrap()
 }
@@ -346,70 +351,98 @@ fn scenes() -> impl Iterator<Item = (u32, Limit)> {
     LIMITS.into_iter().flat_map(|(capacity, rate)| [3, 20].map(|gateways| (gateways, limit(capacity, rate))))
 }
 
+/// Twice the limit in any window is the most that is ever admitted.
+#[track_caller]
+fn at_most_twice(world: &World, what: &str) {
+    let (all, worst) = (world.share_of_limit(0..world.scene.end), world.worst());
+    let Scene { gateways, limit, .. } = world.scene;
+    println!("| {gateways} | {}, {} | {what} | {all:.2} | {worst:.2} |", limit.capacity(), limit.refill_per_second());
+    assert!(worst <= 2.0, "{what}: {worst} in {:?}", world.scene);
+}
+
 #[test]
 fn an_outage_under_a_flood_admits_about_the_limit() {
     for (gateways, limit) in scenes() {
         for seconds in [1, 10, 60] {
             let outage = 5 * SECOND..(5 + seconds) * SECOND;
             let end = outage.end + 10 * SECOND;
-            let scene = Scene { gateways, limit, outages: vec![outage.clone()], lost: 0.0, late: 0.0, end };
-            let mut world = World::new(&scene, seconds);
-            flood(&mut world, 10.0);
-            let world = world.run();
-            let (all, worst) = (world.share_of_limit(0..end), world.worst());
-            println!(
-                "| {gateways} | {}, {} | {seconds} s | {all:.3} | {worst:.3} |",
-                limit.capacity(),
-                limit.refill_per_second()
-            );
-            assert!(worst <= 2.0, "{scene:?}: {worst}");
-            assert!((0.85..=1.15).contains(&all), "{scene:?}: {all}");
+            let world = World::new(&Scene { outages: vec![outage], ..Scene::calm(gateways, limit, end) }, seconds);
+            let world = world.flood(10.0).run();
+            at_most_twice(&world, &format!("{seconds} s"));
+            let all = world.share_of_limit(0..end);
+            // Asked hardly more than once in the time in which the limit fills, a gateway misses some of its turns.
+            let least = if limit.capacity() < gateways { 0.75 } else { 0.95 };
+            assert!((least..=1.06).contains(&all), "{:?}: {all}", world.scene);
         }
     }
 }
 
 #[test]
-fn spending_the_burst_before_in_and_after_outages_does_not_bring_it_again() {
+fn a_key_that_has_rested_has_its_burst_in_an_outage_too() {
+    for (gateways, limit) in scenes() {
+        let fills = (f64::from(limit.capacity()) / limit.refill_per_second() * SECOND as f64) as u64;
+        let begins = 2 * SECOND + fills;
+        let outages = vec![begins..begins + 20 * SECOND];
+        let scene = Scene { outages, ..Scene::calm(gateways, limit, begins + 20 * SECOND) };
+        let mut world = World::new(&scene, 1);
+        world.burst(SECOND);
+        let asked = begins + 2 * SECOND;
+        world.burst(asked);
+        let world = world.run();
+        at_most_twice(&world, "after a rest");
+        let burst = world.admitted.iter().filter(|&&at| at >= asked).count() as f64;
+        assert!(burst >= 0.95 * f64::from(limit.capacity()) - 1.0, "{scene:?}: {burst}");
+    }
+}
+
+#[test]
+fn what_is_spent_before_in_and_after_outages_is_not_spent_again() {
     for (gateways, limit) in scenes() {
         for seconds in [1, 10] {
-            let outages: Vec<_> =
-                (0..5).map(|i| 2 * SECOND + i * (seconds + 2) * SECOND).map(|at| at..at + seconds * SECOND).collect();
-            let end = outages[4].end + 4 * SECOND;
-            let scene = Scene { gateways, limit, outages, lost: 0.0, late: 0.0, end };
-            let mut world = World::new(&scene, seconds);
-            for Range { start, end } in scene.outages.clone() {
+            let begins = |i| 2 * SECOND + i * (seconds + 2) * SECOND;
+            let outages: Vec<_> = (0..5).map(|i| begins(i)..begins(i) + seconds * SECOND).collect();
+            let end = begins(5) + 2 * SECOND;
+            let mut world =
+                World::new(&Scene { outages: outages.clone(), ..Scene::calm(gateways, limit, end) }, seconds);
+            for Range { start, end } in outages {
                 for at in [start - 10_000, start + 2_000, (start + end) / 2, end - 10_000, end + RECOVERS + 10_000] {
-                    burst(&mut world, at);
+                    world.burst(at);
                 }
             }
-            let world = world.run();
-            let (all, worst) = (world.share_of_limit(0..end), world.worst());
-            println!(
-                "| {gateways} | {}, {} | 5 × {seconds} s | {all:.3} | {worst:.3} |",
-                limit.capacity(),
-                limit.refill_per_second()
-            );
-            assert!(worst <= 2.0, "{scene:?}: {worst}");
+            at_most_twice(&world.run(), &format!("5 × {seconds} s, bursts"));
         }
     }
 }
 
 #[test]
-fn calls_lost_one_by_one_admit_no_more_than_an_outage() {
+fn calls_lost_or_late_one_by_one_bring_no_second_limit() {
     for (gateways, limit) in scenes() {
-        for (lost, late) in [(0.16, 0.0), (0.0, 0.3)] {
-            let scene = Scene { gateways, limit, outages: Vec::new(), lost, late, end: 60 * SECOND };
-            let mut world = World::new(&scene, 3);
-            flood(&mut world, 10.0);
-            let world = world.run();
-            let (all, worst) = (world.share_of_limit(0..60 * SECOND), world.worst());
-            println!(
-                "| {gateways} | {}, {} | lost {lost}, late {late} | {all:.3} | {worst:.3} | {}",
-                limit.capacity(),
-                limit.refill_per_second(),
-                world.by_share
-            );
-            assert!(worst <= 2.0, "{scene:?}: {worst}");
+        for (what, lost, late) in [("30 % lost", 0.163, 0.0), ("30 % late", 0.0, 0.3)] {
+            let world = World::new(&Scene { lost, late, ..Scene::calm(gateways, limit, 60 * SECOND) }, 3);
+            at_most_twice(&world.flood(10.0).run(), what);
         }
+    }
+}
+
+#[test]
+fn no_window_admits_more_than_twice_the_limit_whatever_happens() {
+    let first = std::env::var("SEKISHO_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
+    for seed in (0..100).map(|round| u64::wrapping_add(first, round)) {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let gateways = random.random_range(1..25);
+        let limit = limit(random.random_range(1..300), random.random_range(0.5..200.0));
+        let (mut outages, mut end) = (Vec::new(), 0);
+        for _ in 0..random.random_range(1..8) {
+            let start = end + random.random_range(SECOND / 10..5 * SECOND);
+            end = start + random.random_range(SECOND / 10..8 * SECOND);
+            outages.push(start..end);
+        }
+        let (lost, late) = (random.random_range(0.0..0.2), random.random_range(0.0..0.3));
+        let scene = Scene { outages, lost, late, ..Scene::calm(gateways, limit, end + 3 * SECOND) };
+        let mut world = World::new(&scene, seed).flood(random.random_range(0.1..20.0));
+        for _ in 0..random.random_range(0..20) {
+            world.burst(random.random_range(0..scene.end));
+        }
+        at_most_twice(&world.run(), &format!("SEKISHO_TEST_SEED={seed}"));
     }
 }

@@ -22,21 +22,21 @@ impl Fleet {
         KeyRef { tenant: "t", route: &self.route, shadow: false, shard: None }
     }
 
-    fn ask(&self, gateway: usize, cost: u32, reported: Option<u32>, away_ms: u64) -> Decision {
+    fn ask(&self, gateway: usize, cost: u32, expected: Option<u32>, away_ms: u64) -> Decision {
         let Self { limit, .. } = *self;
-        let question = Question { key: self.key(), limit, shards: 1, cost, reported, away_ms };
+        let question = Question { key: self.key(), limit, shards: 1, cost, expected, now: away_ms, away_ms };
         self.gateways[gateway].1.decide(&question)
     }
 
     /// How many requests each gateway admits before it denies one.
-    fn flood(&self, cost: u32, reported: Option<u32>, away_ms: u64) -> Vec<u32> {
+    fn flood(&self, cost: u32, expected: Option<u32>, away_ms: u64) -> Vec<u32> {
         let admits =
-            |gateway| (0..).find(|_| self.ask(gateway, cost, reported, away_ms).outcome != Outcome::Allowed).unwrap();
+            |gateway| (0..).find(|_| self.ask(gateway, cost, expected, away_ms).outcome != Outcome::Allowed).unwrap();
         (0..self.gateways.len()).map(admits).collect()
     }
 
-    fn total(&self, cost: u32, reported: Option<u32>, away_ms: u64) -> u32 {
-        self.flood(cost, reported, away_ms).into_iter().sum()
+    fn total(&self, cost: u32, expected: Option<u32>, away_ms: u64) -> u32 {
+        self.flood(cost, expected, away_ms).into_iter().sum()
     }
 }
 
@@ -74,8 +74,8 @@ fn gateways_whose_part_is_less_than_a_request_take_turns() {
 }
 
 #[test]
-fn after_a_rest_a_fleet_admits_a_capacity_at_once_or_one_request_each_but_never_twice_the_capacity() {
-    let cases = [(5, 50, 1, 50), (3, 100, 7, 14), (3, 100, 10, 10), (5, 3, 1, 5), (20, 7, 1, 14), (7, 10, 10, 2)];
+fn after_a_rest_a_fleet_admits_a_capacity_at_once_not_one_request_each() {
+    let cases = [(5, 50, 1, 50), (3, 100, 7, 14), (3, 100, 10, 10), (5, 3, 1, 3), (20, 7, 1, 7), (7, 10, 10, 1)];
     for (gateways, capacity, cost, most) in cases {
         let fleet = Fleet::new(gateways, limit(capacity, 3.0));
         fleet.total(cost, None, 0);
@@ -91,34 +91,37 @@ fn after_a_rest_a_fleet_admits_a_capacity_at_once_or_one_request_each_but_never_
 }
 
 #[test]
-fn a_share_starts_with_its_part_of_what_the_store_last_reported() {
+fn a_share_starts_with_its_part_of_what_the_bucket_should_hold() {
     let fleet = Fleet::new(4, limit(100, 0.001));
     assert_eq!(fleet.flood(1, Some(40), 0), [10; 4]);
     let fleet = Fleet::new(4, limit(100, 0.001));
     assert_eq!(fleet.total(1, Some(0), 0), 0);
-    let question = Question { key: fleet.key(), limit: fleet.limit, shards: 5, cost: 1, reported: Some(4), away_ms: 0 };
+    let question =
+        Question { key: fleet.key(), limit: fleet.limit, shards: 5, cost: 1, expected: Some(4), now: 0, away_ms: 0 };
     let fallback = Fallback::new(Arc::clone(&fleet.gateways[0].0), 64);
     let admits = (0..).find(|_| fallback.decide(&question).outcome != Outcome::Allowed);
     assert_eq!(admits, Some(5), "a quarter of five buckets like this one");
 }
 
 #[test]
-fn a_share_does_not_refill_while_the_store_answers_and_starts_again_from_its_reply() {
+fn a_share_refills_only_while_the_store_is_away_and_starts_again_from_its_reply() {
     let fleet = Fleet::new(2, limit(100, 10.0));
     let (key, fallback) = (fleet.key(), &fleet.gateways[0].1);
-    assert_eq!(fleet.flood(1, None, 1000), [50, 50]);
-    assert_eq!(fleet.flood(1, None, 2000), [5, 5], "half of ten a second");
+    let flood = |now, away_ms| {
+        let question = Question { key, limit: fleet.limit, shards: 1, cost: 1, expected: None, now, away_ms };
+        (0..).find(|_| fallback.decide(&question).outcome != Outcome::Allowed).unwrap()
+    };
+    assert_eq!(flood(0, 0), 50);
+    assert_eq!(flood(9000, 0), 0, "the store answers, only not to this");
+    assert_eq!(flood(10_000, 1000), 5, "half of ten a second");
     assert_eq!(fallback.take_owed(key), 50, "the bucket has refilled by the rest");
-    fallback.answered(key, 0, 0, 2500);
-    assert_eq!(fleet.ask(0, 1, None, 2500).outcome, Outcome::Denied { retry_after: Some(1) });
-    assert_eq!(
-        fleet.flood(1, None, 3500),
-        [5, 8],
-        "since the reply; 7.5 since the last request, and the second admits half a request early"
-    );
-    fallback.take_owed(key);
-    fallback.answered(key, 100, 0, 3500);
-    assert_eq!(fleet.flood(1, None, 3500)[0], 50);
+    fallback.answered(key, 12_000, 20, 0);
+    assert_eq!(flood(12_000, 3000), 10, "half of it; that the store was away until then is past");
+    fallback.answered(key, 13_000, 0, 10);
+    assert_eq!(flood(17_000, 3000), 20, "what the bucket has refilled since");
+    assert_eq!(flood(27_000, 3000), 0);
+    fallback.answered(key, 28_000, 50, 20);
+    assert_eq!(flood(99_000, 3000), 50, "never more than half of its capacity");
 }
 
 #[test]
@@ -134,11 +137,11 @@ fn what_was_admitted_is_told_once() {
     admit(3);
     assert_eq!(fallback.take_owed(key), 6);
     admit(2);
-    fallback.answered(key, 80, 0, 0);
+    fallback.answered(key, 0, 80, 0);
     assert_eq!(fallback.take_owed(key), 4, "admitted while the call was under way");
     fallback.lost(key, 4);
     assert_eq!(fallback.take_owed(key), 4, "told again, since nobody knows whether it was heard");
-    fallback.answered(key, 60, 0, 0);
+    fallback.answered(key, 0, 60, 0);
     assert_eq!(fallback.take_owed(key), 0);
     assert_eq!(fleet.flood(1, None, 0)[0], 30, "half of what is left");
 }
@@ -150,9 +153,9 @@ fn what_the_store_granted_too_late_pays_for_what_the_share_admitted() {
     for _ in 0..3 {
         assert_eq!(fleet.ask(0, 1, None, 0).outcome, Outcome::Allowed);
     }
-    fallback.answered(key, 97, 2, 0);
+    fallback.answered(key, 0, 97, 2);
     assert_eq!(fallback.take_owed(key), 1);
-    fallback.answered(key, 96, 5, 0);
+    fallback.answered(key, 0, 96, 5);
     assert_eq!(fallback.take_owed(key), 0, "what the share denied meanwhile is lost");
 }
 

@@ -329,5 +329,6 @@ fn what_may_be_left_grows_as_the_bucket_refills() {
     assert_eq!(key.lease.glimpse(1050), 0, "on hold");
     assert_eq!(key.lease.glimpse(2000), 10);
     assert_eq!(key.lease.glimpse(60_000), 100);
-    assert_eq!(key.lease.reported(), 0, "what the bucket itself said");
+    assert_eq!(key.lease.expected(1050), 0, "not on hold, nor leased: what is in the bucket");
+    assert_eq!(key.lease.expected(2000), 10);
 }
