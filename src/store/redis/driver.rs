@@ -233,7 +233,7 @@ impl NodeDriver {
             Err(error) => {
                 let kind = if error.is_timeout() { Kind::Timeout } else { Kind::Lost };
                 calls.into_iter().for_each(|sent| sent.job.finish(Err(kind.clone().into())));
-                return Err(error.to_string());
+                return Err(reply::text(&error));
             }
         };
         let (mut again, mut demoted) = (Vec::new(), None);
@@ -295,10 +295,11 @@ impl NodeDriver {
     }
 
     fn probe(&mut self, probe: Probe, reply: RedisResult<Value>) -> Result<(), Lost> {
-        let failure = match reply.map_err(|error| error.to_string())? {
+        let failure = match reply.map_err(|error| reply::text(&error))? {
             Value::ServerError(error) => match reply::refusal(&error) {
                 Outcome::Demoted(error) => return Err(error.to_string()),
-                _ => Some(error.to_string()),
+                Outcome::Unwell(error) | Outcome::Refused(error) => Some(error.to_string()),
+                other => Some(format!("a probe: {other:?}")),
             },
             _ if probe.slow_at < Instant::now() => Some(format!("a probe took longer than {:?}", self.timeout)),
             _ => None,
@@ -330,7 +331,7 @@ impl NodeDriver {
 /// A connection that calls can be sent over.
 async fn connect(client: &Client, probe_key: &str) -> Result<Connection, Lost> {
     match timeout(CONNECT_TIMEOUT, Connection::open(client, probe_key)).await {
-        Ok(opened) => opened.map_err(|error| error.to_string()),
+        Ok(opened) => opened.map_err(|error| reply::text(&error)),
         Err(_) => Err(format!("connecting took longer than {CONNECT_TIMEOUT:?}")),
     }
 }
