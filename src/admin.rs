@@ -21,7 +21,6 @@ use crate::rules::{Loader, Rules, Status};
 #[derive(Debug)]
 pub struct Admin {
     token: Option<Secret>,
-    instances: u32,
     rules: Arc<Rules>,
     keys: Arc<Keys>,
     limiter: Arc<Limiter>,
@@ -43,7 +42,6 @@ impl Admin {
     ) -> Self {
         Self {
             token: settings.admin.token.clone(),
-            instances: settings.limiter.instances,
             rules: Arc::clone(loader.rules()),
             keys: Arc::clone(loader.keys()),
             limiter,
@@ -108,7 +106,7 @@ impl Admin {
         metrics::LEASE_TOKENS.set(self.limiter.leased_tokens() as i64);
         metrics::STORE_CONNECTED.set(i64::from(self.limiter.store_state() == StoreState::Connected));
         metrics::DEGRADED.set(i64::from(self.limiter.is_degraded()));
-        metrics::GATEWAYS_LIVE.set(i64::from(self.instances));
+        metrics::GATEWAYS_LIVE.set(i64::from(self.limiter.gateways_live()));
         let rules = self.rules.status();
         metrics::RULES_LOADED.set(rules.loaded as i64);
         metrics::RULES_REJECTED.set(rules.rejected.total as i64);
@@ -128,7 +126,7 @@ impl Admin {
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "ready": self.not_ready().is_none(),
-            "gateways_live": self.instances,
+            "gateways_live": self.limiter.gateways_live(),
             "degraded": self.limiter.is_degraded(),
             "store": self.limiter.store_state(),
             "store_nodes": self.limiter.store_nodes(),

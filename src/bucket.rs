@@ -264,12 +264,6 @@ impl Bucket {
         true
     }
 
-    /// Leaves at most `tokens` in the bucket.
-    pub fn lower(&mut self, now: u64, limit: Limit, tokens: f64) {
-        self.refill_over_generations(now.max(self.ts), limit);
-        self.tokens = self.tokens.min(tokens);
-    }
-
     /// Tokens in the bucket, as of its last call.
     pub fn tokens(&self) -> f64 {
         self.tokens

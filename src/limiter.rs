@@ -5,6 +5,7 @@ mod demand;
 mod fallback;
 mod lease;
 mod leases;
+mod membership;
 mod shard;
 
 use std::sync::Arc;
@@ -21,8 +22,9 @@ use crate::rule::FailurePolicy;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, Driver, Link, NodeStatus, RedisStore};
-use fallback::Fallback;
+use fallback::{Fallback, Question};
 use leases::{Asked, Leases};
+use membership::Membership;
 
 /// A decision made without the store counts as degraded for this long, in milliseconds.
 const DEGRADED_FOR_MS: u64 = 5_000;
@@ -64,7 +66,8 @@ pub enum StoreState {
 #[derive(Debug)]
 pub struct Limiter {
     buckets: Buckets,
-    fallback: Fallback,
+    fallback: Arc<Fallback>,
+    membership: Arc<Membership>,
     clock: Clock,
     /// The sub-bucket of sharded rules that this gateway asks first; gateways differ in it.
     first_shard: u8,
@@ -78,7 +81,7 @@ enum Buckets {
     /// In this process.
     Here(MemoryStore),
     /// In the shared store, one call a decision.
-    Shared(RedisStore),
+    Shared(Arc<RedisStore>),
     /// In the shared store, with tokens leased ahead.
     Leased(Arc<Leases>),
 }
@@ -88,24 +91,29 @@ enum Buckets {
 pub struct Upkeep {
     driver: Driver,
     leases: Option<Arc<Leases>>,
+    membership: Arc<Membership>,
+    store: Arc<RedisStore>,
 }
 
 impl Upkeep {
     /// Runs as long as the process.
     pub async fn run(self) {
-        match self.leases {
-            None => self.driver.run().await,
-            Some(leases) => tokio::select! {
-                () = self.driver.run() => {}
-                () = leases.keep_up() => {}
-            },
+        let leases = async {
+            match self.leases {
+                Some(leases) => leases.keep_up().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.driver.run() => {}
+            () = leases => {}
+            () = self.membership.beat(&self.store) => {}
         }
     }
 }
 
 impl Limiter {
-    /// A limiter over the store that the settings name, and what has to run for it if that is a shared one. While a
-    /// shared store is away, the limiter enforces one share in `instances` of each limit.
+    /// A limiter over the store that the settings name, and what has to run for it if that is a shared one.
     ///
     /// # Errors
     /// When `store.url` is not one of Redis.
@@ -114,21 +122,28 @@ impl Limiter {
         settings: &config::Limiter,
         clock: Clock,
     ) -> Result<(Self, Option<Upkeep>), ::redis::RedisError> {
+        let instances = if store.url.is_some() { settings.instances } else { 1 };
+        let membership = Arc::new(Membership::new(instances, clock.clone()));
+        let fallback = Arc::new(Fallback::new(Arc::clone(&membership), settings.max_keys));
         let (buckets, upkeep) = match &store.url {
             None => (Buckets::Here(MemoryStore::new(settings.max_keys, clock.clone())), None),
             Some(url) => {
                 let (shared, driver) = redis::connect(store, settings.breaker, &url.0)?;
-                if settings.prefetch.enabled {
-                    let leases = Arc::new(Leases::new(shared, store.timeout, settings, clock.clone()));
-                    (Buckets::Leased(Arc::clone(&leases)), Some(Upkeep { driver, leases: Some(leases) }))
-                } else {
-                    (Buckets::Shared(shared), Some(Upkeep { driver, leases: None }))
-                }
+                let shared = Arc::new(shared);
+                let leases = settings.prefetch.enabled.then(|| {
+                    let (shared, fallback) = (Arc::clone(&shared), Arc::clone(&fallback));
+                    Arc::new(Leases::new(shared, fallback, store.timeout, settings, clock.clone()))
+                });
+                let buckets = match &leases {
+                    Some(leases) => Buckets::Leased(Arc::clone(leases)),
+                    None => Buckets::Shared(Arc::clone(&shared)),
+                };
+                let membership = Arc::clone(&membership);
+                (buckets, Some(Upkeep { driver, leases, membership, store: shared }))
             }
         };
-        let fallback = Fallback::new(settings.instances, settings.max_keys, clock.clone());
         let first_shard = rand::random();
-        Ok((Self { buckets, fallback, clock, first_shard, last_fallback: AtomicU64::new(0) }, upkeep))
+        Ok((Self { buckets, fallback, membership, clock, first_shard, last_fallback: AtomicU64::new(0) }, upkeep))
     }
 
     /// Takes the tokens of one request, or says why not. Never waits longer than `store.timeout`; what is decided in this
@@ -153,8 +168,14 @@ impl Limiter {
             Buckets::Here(store) => Some(here(store, key, limit, cost)),
             Buckets::Shared(store) => {
                 let demand = [Demand { cost, count: 1 }];
-                let call = Call { limit, demand: &demand, prefetch: 0, report: Report::default() };
-                store.call(key, &call).await.ok().map(|reply| decision(limit, &reply, Source::Store))
+                let owed = self.fallback.take_owed(key);
+                let call = Call { limit, demand: &demand, prefetch: 0, report: Report { owed, ..Report::default() } };
+                let reply = store.call(key, &call).await.ok();
+                match &reply {
+                    Some(reply) => self.fallback.answered(key, self.clock.now(), reply.tokens, 0),
+                    None => self.fallback.lost(key, owed),
+                }
+                reply.map(|reply| decision(limit, &reply, Source::Store))
             }
             Buckets::Leased(leases) => match leases.ask(key, limit, cost) {
                 Asked::Decided(decision) => Some(decision),
@@ -163,12 +184,18 @@ impl Limiter {
         }
     }
 
-    /// Gives leased tokens back, so that nobody has to wait for their leases to end. For the end of the process; takes
-    /// no longer than `longest`.
+    /// Gives leased tokens back, so that nobody has to wait for their leases to end, and leaves the fleet. For the end of
+    /// the process, when nothing more is to be decided; takes no longer than `longest` for each of the two.
     pub async fn close(&self, longest: Duration) {
-        if let Buckets::Leased(leases) = &self.buckets {
-            leases.close(longest).await;
-        }
+        let store = match &self.buckets {
+            Buckets::Here(_) => return,
+            Buckets::Shared(store) => store,
+            Buckets::Leased(leases) => {
+                leases.close(longest).await;
+                leases.store()
+            }
+        };
+        let _ = tokio::time::timeout(longest, self.membership.leave(store)).await;
     }
 
     fn without_store(&self, check: &Check<'_>) -> Decision {
@@ -182,15 +209,20 @@ impl Limiter {
 
     /// By this gateway's share, which goes on from what the store last said, and is told to the store when it answers.
     fn by_share(&self, check: &Check<'_>) -> Decision {
-        let Buckets::Leased(leases) = &self.buckets else { return self.fallback.decide(check, None) };
+        let &Check { limit, cost, .. } = check;
         let shards = check.shards.max(1);
         let key = check.key((shards > 1).then(|| self.first_shard % shards));
-        let news = leases.news(key).map(|tokens| tokens.saturating_mul(u32::from(shards)));
-        let decision = self.fallback.decide(check, news);
-        if decision.outcome == Outcome::Allowed {
-            leases.owe(key, check.cost, decision.quota.map_or(check.cost, |quota| quota.limit.capacity()));
-        }
-        decision
+        let (away_ms, expected) = match &self.buckets {
+            Buckets::Here(_) => (0, None),
+            Buckets::Shared(store) => (store.away_ms(key), None),
+            Buckets::Leased(leases) => (leases.store().away_ms(key), leases.expected(key)),
+        };
+        self.fallback.decide(&Question { key, limit, shards, cost, expected, now: self.clock.now(), away_ms })
+    }
+
+    /// Gateways that share the limits, as far as is known; at least 1.
+    pub fn gateways_live(&self) -> u32 {
+        self.membership.place().live()
     }
 
     /// Whether a decision was made without the store in the last seconds, or would be now.

@@ -1,5 +1,6 @@
 //! Where buckets live: [`redis`] (shared by all gateways) or [`memory`] (this process alone).
 
+pub mod away;
 pub mod breaker;
 pub mod memory;
 pub mod redis;

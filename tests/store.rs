@@ -10,7 +10,7 @@ use sekisho::clock::Clock;
 use sekisho::config::{self, Secret};
 use sekisho::key::KeyRef;
 use sekisho::store::memory::MemoryStore;
-use sekisho::store::redis::{self, Link, RedisStore};
+use sekisho::store::redis::{self, Alive, Link, RedisStore};
 use sekisho::store::{Store, StoreError};
 
 enum AnyStore {
@@ -171,15 +171,16 @@ async fn calls_are_refused_at_once_while_redis_is_away() {
 #[tokio::test]
 async fn gateways_that_beat_are_counted_until_they_leave() {
     let store = in_redis().await;
-    assert_eq!(store.heartbeat("a").await.unwrap(), 1);
-    assert_eq!(store.heartbeat("b").await.unwrap(), 2);
-    assert_eq!(store.heartbeat("a").await.unwrap(), 2, "each once");
+    let alive = |gateways, before| Alive { gateways, before };
+    assert_eq!(store.heartbeat("a").await.unwrap(), alive(1, 0));
+    assert_eq!(store.heartbeat("b").await.unwrap(), alive(2, 1));
+    assert_eq!(store.heartbeat("a").await.unwrap(), alive(2, 0), "each once");
     // A script is as good by its text as by its hash.
     let client = ::redis::Client::open(url()).unwrap();
     let mut redis = client.get_multiplexed_async_connection().await.unwrap();
     ::redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut redis).await.unwrap();
-    assert_eq!(store.leave("a").await.unwrap(), 1);
-    assert_eq!(store.heartbeat("b").await.unwrap(), 1);
+    assert_eq!(store.leave("a").await.unwrap(), alive(1, 0));
+    assert_eq!(store.heartbeat("b").await.unwrap(), alive(1, 0));
 }
 
 /// The script with a clock of its own, as `SEKISHO_TEST_REDIS_URL` runs it.
@@ -190,7 +191,8 @@ async fn beat_at(redis: &mut ::redis::aio::MultiplexedConnection, key: &str, id:
     let (seconds, micros) = (now / 1000, now % 1000 * 1000);
     let mut command = ::redis::cmd("EVAL");
     command.arg(clocked).arg(3).arg(key).arg(seconds).arg(micros).arg(id).arg(5000);
-    command.query_async(redis).await.unwrap()
+    let (alive, _before): (u32, u32) = command.query_async(redis).await.unwrap();
+    alive
 }
 
 #[tokio::test]

@@ -31,8 +31,8 @@ impl Observer {
         let cpu: String = cmd("INFO").arg("cpu").query(&mut self.0)?;
         let cpu = ["used_cpu_user:", "used_cpu_sys:"].iter().filter_map(|name| number(&cpu, name)).sum();
         let commands: String = cmd("INFO").arg("commandstats").query(&mut self.0)?;
-        let scripts = ["cmdstat_evalsha:calls=", "cmdstat_eval:calls=", "cmdstat_fcall:calls="];
-        let calls = scripts.iter().filter_map(|name| number(&commands, name)).sum::<f64>() as u64;
+        // Each call for a bucket reads it once; heartbeats do not count.
+        let calls = number(&commands, "cmdstat_hmget:calls=").unwrap_or(0.0) as u64;
         Ok(Counters { calls, cpu })
     }
 }

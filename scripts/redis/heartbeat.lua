@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  a sorted set: each gateway's id, scored with the time of its last beat (milliseconds on Redis's clock)
 -- ARGV     1 id of the gateway   2 a gateway is alive for so long after its beat (milliseconds)   3 optional: 1, it leaves
--- Reply    gateways alive, the one that asks among them unless it leaves
+-- Reply    1 gateways alive, the one that asks among them unless it leaves   2 how many of them come before it, by id
 --
 -- Numbers are written with %.0f: Redis 7.2.0-7.2.4 prints some integers in exponent form.
 
@@ -22,4 +22,9 @@ redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.0f', now - exp
 -- The clock stepped back: beats from the future would never end.
 redis.call('ZREMRANGEBYSCORE', KEYS[1], string.format('(%.0f', now + expiry), '+inf')
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', expiry))
-return redis.call('ZCARD', KEYS[1])
+
+local ids, before = redis.call('ZRANGE', KEYS[1], 0, -1), 0
+for _, id in ipairs(ids) do
+  if id < ARGV[1] then before = before + 1 end
+end
+return { #ids, before }

@@ -63,10 +63,6 @@ pub(super) struct Lease {
     last_use: u64,
     /// Whole tokens in the bucket, when it last replied.
     tokens: u32,
-    /// Tokens admitted by this gateway's share while the bucket did not answer, not yet booked there.
-    owed: u32,
-    /// Nobody has asked for `tokens` since.
-    news: bool,
     /// The stash goes back with the next call.
     giving_back: Option<GivingBack>,
     /// It stands in the list of keys with tokens out.
@@ -90,8 +86,6 @@ struct Calling {
     number: u64,
     /// When it was sent; `None` until then.
     sent: Option<u64>,
-    /// What it reports as owed.
-    owed: u32,
     /// The requests that the call asks for.
     asked: Queue,
     /// Those that go with the next.
@@ -131,6 +125,15 @@ pub(super) enum Ask {
     Away,
 }
 
+/// What follows from the end of a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Finished {
+    /// The number of the next call, if one has to be made.
+    pub(super) next: Option<u64>,
+    /// Tokens granted to requests that no longer waited.
+    pub(super) in_vain: u32,
+}
+
 impl Lease {
     pub(super) fn new(limit: Limit) -> Self {
         Self {
@@ -144,8 +147,6 @@ impl Lease {
             wanted: 0,
             last_use: 0,
             tokens: limit.capacity(),
-            owed: 0,
-            news: false,
             giving_back: None,
             listed: false,
             calling: None,
@@ -205,7 +206,7 @@ impl Lease {
         let calling = self.calling.as_deref_mut().filter(|calling| calling.number == number)?;
         calling.asked = std::mem::take(&mut calling.waiting);
         calling.asked.retain(|waiting| now < waiting.until && !waiting.answer.is_closed());
-        (calling.sent, calling.owed) = (Some(now), self.owed);
+        calling.sent = Some(now);
         let mut demand: SmallVec<[Demand; 1]> = SmallVec::new();
         for &Waiting { cost, .. } in &calling.asked {
             match demand.last_mut() {
@@ -223,16 +224,15 @@ impl Lease {
             None => (self.stash, 0, self.wanted),
         };
         let used = std::mem::take(&mut self.used);
-        if demand.is_empty() && prefetch == 0 && used + back + self.owed == 0 {
+        if demand.is_empty() && prefetch == 0 && used + back == 0 {
             self.calling = None;
             return None;
         }
-        let report = Report { generation: self.generation.into(), used, held, back, owed: self.owed };
+        let report = Report { generation: self.generation.into(), used, held, back, owed: 0 };
         Some(Message { limit: self.limit, demand, prefetch, report })
     }
 
     /// The reply to call `number`, which asked under the rule `asked_under`; `None` if there is none and will be none.
-    /// Returns the number of the next call, if one has to be made.
     pub(super) fn finish(
         &mut self,
         now: u64,
@@ -240,15 +240,15 @@ impl Lease {
         asked_under: Option<Limit>,
         reply: Option<Reply>,
         numbers: &Numbers,
-    ) -> Option<u64> {
-        let calling = self.calling.take_if(|calling| calling.number == number)?;
+    ) -> Finished {
+        let Some(calling) = self.calling.take_if(|calling| calling.number == number) else {
+            return Finished::default();
+        };
         // Without a reply: never repeated, it may have been booked. Whoever waits goes to the failure policy, also who
         // came meanwhile: another call would most likely fare the same.
-        let reply = reply?;
-        let Calling { sent, owed, asked, mut waiting, .. } = *calling;
-        self.owed = self.owed.saturating_sub(owed);
+        let Some(reply) = reply else { return Finished::default() };
+        let Calling { sent, asked, mut waiting, .. } = *calling;
         self.tokens = reply.tokens.min(self.limit.capacity());
-        self.news = true;
         if !reply.stash_known {
             (self.stash, self.used) = (0, 0);
         }
@@ -266,20 +266,23 @@ impl Lease {
             let wait = reply.wait_ms.map_or(least, |wait| least.max(wait as f64));
             (self.hold_until, self.hold_cost) = (now + wait.ceil() as u64, cost);
         }
-        self.answer(asked, &reply, refused);
+        let in_vain = self.answer(asked, &reply, refused);
         if let Some(cost) = refused.filter(|_| same_rule) {
             let wait = self.hold_until - now;
             waiting = self.deny(waiting, cost, wait);
         }
-        (!waiting.is_empty()).then(|| {
+        let next = (!waiting.is_empty()).then(|| {
             let number = numbers.next();
             self.calling = Some(Box::new(Calling { number, waiting, ..Calling::default() }));
             number
-        })
+        });
+        Finished { next, in_vain }
     }
 
-    /// Answers those whom the call asked for: the first are granted, the others denied.
-    fn answer(&mut self, asked: Queue, reply: &Reply, refused: Option<u32>) {
+    /// Answers those whom the call asked for: the first are granted, the others denied. Returns the tokens granted to
+    /// those who went to the failure policy in the meantime.
+    fn answer(&self, asked: Queue, reply: &Reply, refused: Option<u32>) -> u32 {
+        let mut in_vain = 0;
         let granted = reply.granted as usize;
         let mut left = self.tokens + self.stash + asked.iter().take(granted).map(|waiting| waiting.cost).sum::<u32>();
         for (i, waiting) in asked.into_iter().enumerate() {
@@ -291,10 +294,10 @@ impl Lease {
                 self.denied(Source::Store, reply.wait_ms.map(|wait| wait + fill_ms(more, self.limit)))
             };
             if waiting.answer.send(decision).is_err() && i < granted {
-                // It went to the failure policy in the meantime. What it was granted pays for what it may have got there.
-                self.owed = self.owed.saturating_sub(waiting.cost);
+                in_vain += waiting.cost;
             }
         }
+        in_vain
     }
 
     /// Denies those who cost as much as the refused request or more; returns the others.
@@ -348,14 +351,12 @@ impl Lease {
         self.listed
     }
 
-    /// A request was admitted by this gateway's share, of `most` tokens: the bucket is told with the next call.
-    pub(super) fn owe(&mut self, cost: u32, most: u32) {
-        self.owed = self.owed.saturating_add(cost).min(most);
-    }
-
-    /// Tokens that the bucket reported since this was last asked.
-    pub(super) fn news(&mut self) -> Option<u32> {
-        std::mem::take(&mut self.news).then_some(self.tokens)
+    /// Whole tokens that the bucket holds by now if nobody has taken any since its last reply; the capacity, if it never
+    /// has replied.
+    pub(super) fn expected(&self, now: u64) -> u32 {
+        let seen_at = self.spend_until.saturating_sub(SPENT_FOR_MS);
+        let refilled = now.saturating_sub(seen_at) as f64 * self.limit.refill_per_second() / 1000.0;
+        self.tokens.saturating_add(refilled as u32).min(self.limit.capacity())
     }
 
     /// The rule that applies.
@@ -369,9 +370,7 @@ impl Lease {
         if now < self.hold_until {
             return 0;
         }
-        let seen_at = self.spend_until.saturating_sub(SPENT_FOR_MS);
-        let refilled = now.saturating_sub(seen_at) as f64 * self.limit.refill_per_second() / 1000.0;
-        self.tokens.saturating_add(refilled as u32).min(self.limit.capacity()) + self.stash(now)
+        self.expected(now) + self.stash(now)
     }
 
     /// Leased tokens left to spend.
@@ -406,7 +405,7 @@ impl Keep for Lease {
     fn loss(&self, now: u64) -> f64 {
         match () {
             () if self.calling.is_some() => f64::INFINITY,
-            () if self.owed > 0 || self.is_out(now) => 2.0,
+            () if self.is_out(now) => 2.0,
             () if now < self.hold_until => 1.0,
             () => 0.0,
         }

@@ -14,6 +14,7 @@ use crate::decision::Decision;
 use crate::key::{Key, KeyRef};
 use crate::ledger::Ledger;
 use crate::limiter::demand::Demand;
+use crate::limiter::fallback::Fallback;
 use crate::limiter::lease::{Ask, Lease, Numbers};
 use crate::store::StoreError;
 use crate::store::redis::{Message, RedisStore, Work};
@@ -23,7 +24,8 @@ use crate::store::redis::{Message, RedisStore, Work};
 pub(super) struct Leases {
     ledger: Ledger<Lease>,
     demand: Demand,
-    store: RedisStore,
+    store: Arc<RedisStore>,
+    fallback: Arc<Fallback>,
     clock: Clock,
     /// The longest a request waits.
     timeout: Duration,
@@ -50,11 +52,19 @@ pub(super) enum Asked {
 type Answer = Option<oneshot::Receiver<Decision>>;
 
 impl Leases {
-    pub(super) fn new(store: RedisStore, timeout: Duration, settings: &config::Limiter, clock: Clock) -> Self {
+    /// Over `store`, which is told what `fallback` admitted while it did not answer.
+    pub(super) fn new(
+        store: Arc<RedisStore>,
+        fallback: Arc<Fallback>,
+        timeout: Duration,
+        settings: &config::Limiter,
+        clock: Clock,
+    ) -> Self {
         Self {
             ledger: Ledger::new(settings.max_keys),
             demand: Demand::new(settings.prefetch),
             store,
+            fallback,
             clock,
             timeout,
             horizon: settings.prefetch.horizon,
@@ -73,14 +83,10 @@ impl Leases {
         (self.ledger.len(), self.ledger.forgotten())
     }
 
-    /// A request for `key` was admitted without the store, by a share of `most` tokens.
-    pub(super) fn owe(&self, key: KeyRef<'_>, cost: u32, most: u32) {
-        self.ledger.find(key, |lease| lease.owe(cost, most));
-    }
-
-    /// Tokens that the store reported for a key since this was last asked.
-    pub(super) fn news(&self, key: KeyRef<'_>) -> Option<u32> {
-        self.ledger.find(key, Lease::news)?
+    /// Whole tokens that a key's bucket may hold now, by its last reply; `None` if nothing is known of it.
+    pub(super) fn expected(&self, key: KeyRef<'_>) -> Option<u32> {
+        let now = self.clock.now();
+        self.ledger.find(key, |lease| lease.expected(now))
     }
 
     /// Whole tokens that this gateway thinks are left for a key; `None` if it knows nothing.
@@ -121,7 +127,7 @@ impl Leases {
     }
 
     fn submit(self: &Arc<Self>, key: Key, number: u64) {
-        self.store.submit(Box::new(LeaseCall { leases: Arc::clone(self), key, number, asked_under: None }));
+        self.store.submit(Box::new(LeaseCall { leases: Arc::clone(self), key, number, asked_under: None, owed: 0 }));
     }
 
     /// Gives back what lies idle, until the process ends.
@@ -182,6 +188,8 @@ struct LeaseCall {
     key: Key,
     number: u64,
     asked_under: Option<Limit>,
+    /// Tokens that it tells of, admitted without the store.
+    owed: u32,
 }
 
 impl Work for LeaseCall {
@@ -190,10 +198,10 @@ impl Work for LeaseCall {
     }
 
     fn begin(&mut self) -> Option<Message> {
-        let Leases { ledger, demand, clock, closing, .. } = &*self.leases;
+        let Leases { ledger, demand, fallback, clock, closing, .. } = &*self.leases;
         let now = clock.now();
         let hash = ledger.hash(self.key.as_ref());
-        let message = ledger.find(self.key.as_ref(), |lease| {
+        let mut message = ledger.find(self.key.as_ref(), |lease| {
             let limit = lease.limit();
             lease.begin(now, self.number, |spent| {
                 let rate = demand.observe(hash, spent);
@@ -201,6 +209,8 @@ impl Work for LeaseCall {
             })
         })??;
         self.asked_under = Some(message.limit);
+        self.owed = fallback.take_owed(self.key.as_ref());
+        message.report.owed = self.owed;
         Some(message)
     }
 
@@ -208,16 +218,21 @@ impl Work for LeaseCall {
         let leases = &self.leases;
         let now = leases.clock.now();
         let reply = result.ok();
-        let Some((next, newly_out)) = leases.ledger.find(self.key.as_ref(), |lease| {
-            let next = lease.finish(now, self.number, self.asked_under, reply, &leases.calls);
-            (next, lease.list(now))
-        }) else {
-            return;
-        };
+        let (finished, newly_out) = leases
+            .ledger
+            .find(self.key.as_ref(), |lease| {
+                let finished = lease.finish(now, self.number, self.asked_under, reply, &leases.calls);
+                (finished, lease.list(now))
+            })
+            .unwrap_or_default();
+        match reply {
+            Some(reply) => leases.fallback.answered(self.key.as_ref(), now, reply.tokens, finished.in_vain),
+            None => leases.fallback.lost(self.key.as_ref(), self.owed),
+        }
         if newly_out {
             leases.out.lock().push(self.key.clone());
         }
-        if let Some(number) = next {
+        if let Some(number) = finished.next {
             leases.submit(self.key.clone(), number);
         }
     }

@@ -1,4 +1,4 @@
-//! Buckets in this process: for one gateway alone, and for a gateway's own share while the shared store is away.
+//! Buckets in this process, for one gateway alone.
 
 use crate::bucket::{Bucket, Call, Limit, Reply};
 use crate::clock::Clock;
@@ -40,13 +40,6 @@ impl MemoryStore {
             kept.limit = call.limit;
             kept.bucket.call(now, call)
         })
-    }
-
-    /// Leaves at most `tokens` in the bucket `key`.
-    pub fn lower(&self, key: KeyRef<'_>, limit: Limit, tokens: f64) {
-        let now = self.clock.now();
-        let new = || Kept { bucket: Bucket::full(limit, now), limit };
-        self.ledger.with(key, now, new, |kept| kept.bucket.lower(now, limit, tokens));
     }
 
     /// Buckets held now.

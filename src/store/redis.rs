@@ -36,8 +36,8 @@ use crate::key::{Key, KeyRef};
 use crate::store::{Kind, Store, StoreError};
 
 pub use driver::Driver;
+pub use job::{Alive, Message, Work};
 use job::{Beat, Job, Task};
-pub use job::{Message, Work};
 use node::Node;
 pub use node::{Link, NodeStatus};
 
@@ -87,6 +87,11 @@ impl RedisStore {
         self.nodes.iter().map(link).find(|&link| link != Link::Connected).unwrap_or(Link::Connected)
     }
 
+    /// Milliseconds that the node of `key` has been away in total, which is while its breaker is not closed.
+    pub fn away_ms(&self, key: KeyRef<'_>) -> u64 {
+        self.node_for(|| key.to_key().in_redis(&self.prefix)).away_ms()
+    }
+
     /// Whether calls for `key` are let through: its node is not known to be away or to fail.
     pub fn lets_through(&self, key: KeyRef<'_>) -> bool {
         self.node_for(|| key.to_key().in_redis(&self.prefix)).lets_through()
@@ -98,24 +103,24 @@ impl RedisStore {
         self.send(Task::Bucket(work));
     }
 
-    /// Says that the gateway `id` is alive. Returns how many are, this one among them. May take as long as the store
+    /// Says that the gateway `id` is alive. Returns who is, this one among them. May take as long as the store
     /// takes to answer or to be given up, about a second; no request waits for it.
     ///
     /// # Errors
     /// When there is no answer.
-    pub fn heartbeat(&self, id: &str) -> impl Future<Output = Result<u32, StoreError>> + Send + use<> {
+    pub fn heartbeat(&self, id: &str) -> impl Future<Output = Result<Alive, StoreError>> + Send + use<> {
         self.beat(id, false)
     }
 
-    /// Says that the gateway `id` leaves. Returns how many are alive without it.
+    /// Says that the gateway `id` leaves. Returns who is alive without it.
     ///
     /// # Errors
     /// When there is no answer.
-    pub fn leave(&self, id: &str) -> impl Future<Output = Result<u32, StoreError>> + Send + use<> {
+    pub fn leave(&self, id: &str) -> impl Future<Output = Result<Alive, StoreError>> + Send + use<> {
         self.beat(id, true)
     }
 
-    fn beat(&self, id: &str, leaves: bool) -> impl Future<Output = Result<u32, StoreError>> + Send + use<> {
+    fn beat(&self, id: &str, leaves: bool) -> impl Future<Output = Result<Alive, StoreError>> + Send + use<> {
         let (answer, alive) = oneshot::channel();
         self.send(Task::Beat(Beat { id: id.to_owned(), leaves, answer }));
         async { alive.await.unwrap_or_else(|_| Err(Kind::Lost.into())) }

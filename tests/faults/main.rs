@@ -3,7 +3,7 @@
 //!
 //! Needs the services: `make test`, or `scripts/services.sh run cargo test --test faults`.
 //!
-//! `SEKISHO_TEST_OUTAGE_SECONDS` prolongs the outage under load.
+//! `SEKISHO_TEST_OUTAGE_SECONDS` prolongs the outages under load.
 
 // A test fails by panicking and measures with the wall clock; not every test crate uses all of `support`.
 #![allow(
@@ -20,6 +20,8 @@ mod support;
 
 mod breaker;
 mod hung;
+mod membership;
+mod outage;
 mod policies;
 mod recovery;
 

@@ -8,15 +8,12 @@ use crate::judge::{GRAIN, admitted, central, excess};
 use crate::support::{PrivateRedis, connect};
 use crate::{alone, traffic};
 
-/// Script calls that Redis has executed.
+/// Calls for buckets that Redis has executed: each reads its bucket once.
 pub(crate) async fn calls(redis: &PrivateRedis) -> u64 {
     let text: String =
         redis::cmd("INFO").arg("commandstats").query_async(&mut connect(&redis.url()).await).await.unwrap();
-    let of = |name: &str| {
-        let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
-        rest.split(',').next()?.parse::<u64>().ok()
-    };
-    of("cmdstat_evalsha:calls=").unwrap_or(0) + of("cmdstat_eval:calls=").unwrap_or(0)
+    let count = text.lines().find_map(|line| line.strip_prefix("cmdstat_hmget:calls="));
+    count.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
 }
 
 struct Played {

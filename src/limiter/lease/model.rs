@@ -236,7 +236,7 @@ impl World {
                 if it.life != life {
                     return;
                 }
-                let next = it.lease.finish(now / 1000, number, Some(under), reply, &self.numbers);
+                let next = it.lease.finish(now / 1000, number, Some(under), reply, &self.numbers).next;
                 self.collect(now, node);
                 next.into_iter().for_each(|number| self.start(now, node, number));
             }

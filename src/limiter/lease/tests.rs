@@ -2,7 +2,7 @@
 
 use tokio::sync::oneshot::Receiver;
 
-use super::{Ask, HOLD_MS, Lease, Numbers, SPENT_FOR_MS, WAITING};
+use super::{Ask, Finished, HOLD_MS, Lease, Numbers, SPENT_FOR_MS, WAITING};
 use crate::bucket::{Demand, Limit, Reply, Report};
 use crate::limiter::{Decision, Outcome, Source};
 use crate::store::redis::Message;
@@ -51,7 +51,7 @@ impl Key {
     }
 
     fn finish(&mut self, now: u64, number: u64, asked_under: Limit, reply: Reply) -> Option<u64> {
-        self.lease.finish(now, number, Some(asked_under), Some(reply), &self.numbers)
+        self.lease.finish(now, number, Some(asked_under), Some(reply), &self.numbers).next
     }
 
     /// One request, granted, with so many tokens leased.
@@ -213,7 +213,7 @@ fn an_idle_stash_goes_back_and_one_in_use_stays() {
 fn an_idle_stash_that_cannot_go_back_is_still_spent() {
     let mut key = Key::with_stash(limit(1000, 100.0), 0, 50, 900);
     let call = key.lease.give_back(300, 200, &key.numbers).unwrap();
-    assert_eq!(key.lease.finish(301, call, None, None, &key.numbers), None, "the store is away");
+    assert_eq!(key.lease.finish(301, call, None, None, &key.numbers), Finished::default(), "the store is away");
     assert_eq!(key.decided(302, 1).0.source, Source::Lease);
     let call = key.lease.give_back(600, 500, &key.numbers).unwrap();
     assert_eq!(key.decided(601, 1).0.source, Source::Lease, "it has not been sent yet");
@@ -226,7 +226,7 @@ fn a_stash_of_an_older_rule_that_cannot_go_back_is_not_spent() {
     let mut key = Key::with_stash(limit(1000, 100.0), 0, 50, 900);
     key.limit = limit(500, 100.0);
     let call = key.waits(1, 1).1.unwrap();
-    assert_eq!(key.lease.finish(2, call, None, None, &key.numbers), None, "the store is away");
+    assert_eq!(key.lease.finish(2, call, None, None, &key.numbers), Finished::default(), "the store is away");
     let call = key.waits(3, 1).1.unwrap();
     assert_eq!(key.begin(3, call, 50).report.back, 50);
 }
@@ -255,7 +255,7 @@ fn the_reply_to_a_call_that_was_given_up_is_ignored() {
     let call = key.lease.calling.as_ref().unwrap().number;
     key.begin(1, call, 50);
     let left = key.lease.stash(1);
-    assert_eq!(key.lease.finish(1000, call, Some(key.limit), None, &key.numbers), None);
+    assert_eq!(key.lease.finish(1000, call, Some(key.limit), None, &key.numbers), Finished::default());
     assert_eq!(key.lease.stash(1000), left, "the stash stays as it is");
     assert_eq!(key.finish(1500, call, key.limit, reply(0, 50, 800, 0)), None);
     assert_eq!(key.lease.stash(1500), left);
@@ -269,7 +269,7 @@ fn a_call_without_a_reply_leaves_nobody_waiting() {
     let number = call.unwrap();
     key.begin(0, number, 0);
     let mut came_meanwhile = key.waits(1, 1).0;
-    assert_eq!(key.lease.finish(2, number, Some(key.limit), None, &key.numbers), None);
+    assert_eq!(key.lease.finish(2, number, Some(key.limit), None, &key.numbers), Finished::default());
     for answer in [&mut asked, &mut came_meanwhile] {
         assert!(matches!(answer.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Closed)));
     }
@@ -352,9 +352,10 @@ fn those_granted_by_one_call_see_remaining_fall_one_after_the_other() {
 
 #[test]
 fn what_may_be_left_grows_as_the_bucket_refills() {
-    let mut key = Key::refused(limit(100, 10.0), 1000, 1, 0, 100);
+    let key = Key::refused(limit(100, 10.0), 1000, 1, 0, 100);
     assert_eq!(key.lease.glimpse(1050), 0, "on hold");
     assert_eq!(key.lease.glimpse(2000), 10);
     assert_eq!(key.lease.glimpse(60_000), 100);
-    assert_eq!(key.lease.news(), Some(0), "what the bucket itself reported");
+    assert_eq!(key.lease.expected(1050), 0, "not on hold, nor leased: what is in the bucket");
+    assert_eq!(key.lease.expected(2000), 10);
 }

@@ -52,7 +52,7 @@ pub(super) enum Task {
 pub(super) struct Beat {
     pub(super) id: String,
     pub(super) leaves: bool,
-    pub(super) answer: oneshot::Sender<Result<u32, StoreError>>,
+    pub(super) answer: oneshot::Sender<Result<Alive, StoreError>>,
 }
 
 /// What Redis replied.
@@ -60,8 +60,17 @@ pub(super) struct Beat {
 pub(super) enum Answer {
     /// A bucket's reply.
     Bucket(Reply),
-    /// Gateways alive.
-    Alive(u32),
+    /// A heartbeat's reply.
+    Alive(Alive),
+}
+
+/// The gateways that are alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alive {
+    /// How many.
+    pub gateways: u32,
+    /// How many of them come before the one that asked; the order is the same for all.
+    pub before: u32,
 }
 
 impl Task {

@@ -10,9 +10,11 @@ use tokio::sync::mpsc;
 use super::driver::NodeDriver;
 use super::job::Job;
 use super::{QUEUE, connection};
+use crate::clock::Clock;
 use crate::config;
 use crate::metrics;
 use crate::store::Kind;
+use crate::store::away::AwayClock;
 use crate::store::breaker::State;
 
 /// Where calls to one node are handed over.
@@ -59,6 +61,8 @@ pub(super) struct Health {
     /// A [`Link`].
     link: AtomicU8,
     reason: Mutex<Option<String>>,
+    /// Runs while the breaker is not closed.
+    away: AwayClock,
 }
 
 /// A node and its driver.
@@ -83,6 +87,7 @@ pub(super) fn new(
         breaker: AtomicU8::new(State::Closed as u8),
         link: AtomicU8::new(Link::Starting as u8),
         reason: Mutex::new(None),
+        away: AwayClock::new(Clock::monotonic()),
     });
     metrics::breaker_state(index, State::Closed);
     let (queue, jobs) = mpsc::channel(QUEUE);
@@ -116,6 +121,11 @@ impl Node {
         }
     }
 
+    /// Milliseconds that calls to it were not let through, in total.
+    pub(super) fn away_ms(&self) -> u64 {
+        self.health.away.total_ms()
+    }
+
     pub(super) fn status(&self) -> NodeStatus {
         let Health { index, address, reason, .. } = &*self.health;
         NodeStatus {
@@ -145,6 +155,7 @@ impl Health {
     pub(super) fn set_breaker(&self, state: State, why: Option<String>) {
         let before = self.breaker();
         self.breaker.store(state as u8, Ordering::Relaxed);
+        self.away.set(state != State::Closed);
         metrics::breaker_state(self.index, state);
         let (node, address) = (self.index, &self.address);
         match (before, state) {

@@ -2,7 +2,7 @@
 
 use redis::{RedisError, ServerError, Value};
 
-use super::job::Answer;
+use super::job::{Alive, Answer};
 use super::script::Command;
 use crate::bucket::Reply;
 use crate::store::{Kind, StoreError};
@@ -49,9 +49,7 @@ pub(super) fn read(command: &Command, value: Value) -> Outcome {
     let answer = match (command, value) {
         (_, Value::ServerError(error)) => return refusal(&error),
         (Command::Bucket { .. }, Value::Array(fields)) => bucket(&fields).ok_or(Value::Array(fields)),
-        (Command::Beat { .. }, Value::Int(alive)) => {
-            u32::try_from(alive).map(|alive| (Answer::Alive(alive), false)).map_err(|_| Value::Int(alive))
-        }
+        (Command::Beat { .. }, Value::Array(fields)) => alive(&fields).ok_or(Value::Array(fields)),
         (_, other) => Err(other),
     };
     match answer {
@@ -87,6 +85,12 @@ pub(super) fn text(error: &RedisError) -> String {
 fn says(code: &str, details: &str, codes: &[&str]) -> bool {
     let inside = || details.rsplit_once(": -").and_then(|(_, error)| error.split(' ').next());
     codes.contains(&code) || (code == "ERR" && inside().is_some_and(|code| codes.contains(&code)))
+}
+
+fn alive(fields: &[Value]) -> Option<(Answer, bool)> {
+    let [Value::Int(gateways), Value::Int(before)] = fields else { return None };
+    let alive = Alive { gateways: (*gateways).try_into().ok()?, before: (*before).try_into().ok()? };
+    Some((Answer::Alive(alive), false))
 }
 
 fn bucket(fields: &[Value]) -> Option<(Answer, bool)> {
@@ -138,10 +142,11 @@ mod tests {
             assert!(matches!(read(&call(), garbled), Outcome::Unwell(_)));
         }
         let beat = Command::Beat { key: "rl:gateways".to_owned(), id: "a".to_owned(), leaves: false };
-        for garbled in [int(&[1, 2, 3, 1, 4, -1, 1]), Value::Int(-1)] {
+        for garbled in [int(&[1, 2, 3, 1, 4, -1, 1]), int(&[-1, 0]), Value::Int(3)] {
             assert!(matches!(read(&beat, garbled), Outcome::Unwell(_)));
         }
-        assert!(matches!(read(&beat, Value::Int(3)), Outcome::Answered { answer: Answer::Alive(3), .. }));
+        let Outcome::Answered { answer: Answer::Alive(alive), .. } = read(&beat, int(&[3, 1])) else { panic!("alive") };
+        assert_eq!(alive, Alive { gateways: 3, before: 1 });
     }
 
     #[test]
