@@ -276,7 +276,7 @@ impl World {
                         self.push(until, Event::Leave { node });
                         self.start(node, call);
                     }
-                    Ask::Full => self.decide_by_share(node),
+                    Ask::Full | Ask::Away => self.decide_by_share(node),
                 }
             }
             Event::Leave { node } => self.collect(node),
