@@ -12,8 +12,9 @@ DENY_VERSION := 0.20.2
 DENY_BUILD := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sekisho/cargo-deny
 
 CONFIG ?= conf/sekisho.toml
+MINUTES ?= 10
 
-.PHONY: help run build test lint fmt bench bench-fleet bench-http deny deps clean
+.PHONY: help run build test lint fmt bench bench-fleet bench-http soak deny deps clean
 
 help: ## list these targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -51,6 +52,9 @@ bench-fleet: deps ## does the limit hold over 20 gateways, at what cost and late
 
 bench-http: deps ## what limiting costs a proxied request (about ten minutes)
 	benches/http.sh
+
+soak: deps ## traffic while Redis fails at random, for MINUTES (default 10): limit, errors, memory, descriptors
+	SEKISHO_SOAK_SECONDS=$$(( $(MINUTES) * 60 )) scripts/services.sh run cargo test --locked --test soak -- --nocapture
 
 deps: ## install the Debian packages that building needs, if missing
 	@scripts/packages.sh $(PACKAGES)

@@ -82,6 +82,15 @@ impl Limit {
 /// or renewed, at the latest.
 pub const GENERATION_MS: u64 = 2_000;
 
+/// A request for which leases leave no room (it costs more than the capacity less what is out) would starve beside a
+/// steady stream of cheap ones: what is leased does not refill. So nothing is leased for this long (milliseconds) around
+/// the time it may fit, …
+const ROOM_MS: u64 = 2_000;
+/// … which ends so long after that time, since clients are told whole seconds …
+const LATE_MS: u64 = 1_500;
+/// … and is this much later than the refill says: until then gateways have spent what they hold or given it back.
+const BACK_MS: u64 = 250;
+
 /// One token bucket and the leases that are out of it. It holds `tokens + lease_a + lease_b ≤ capacity`, and the leases
 /// cover every token that any gateway may still spend; so no window of length t admits more than
 /// `capacity + refill · t`.
@@ -94,6 +103,8 @@ pub struct Bucket {
     lease_a: u32,
     /// Tokens leased or renewed in the generation before.
     lease_b: u32,
+    /// Nothing is leased in the [`ROOM_MS`] before this, on the store's clock; 0: no request waits for room.
+    room_until: u64,
 }
 
 /// Requests of one cost that wait side by side.
@@ -155,19 +166,20 @@ pub struct Reply {
 impl Bucket {
     /// A full bucket. `now` is milliseconds on the store's clock.
     pub fn full(limit: Limit, now: u64) -> Self {
-        Self { tokens: f64::from(limit.capacity), ts: now, lease_a: 0, lease_b: 0 }
+        Self { tokens: f64::from(limit.capacity), ts: now, lease_a: 0, lease_b: 0, room_until: 0 }
     }
 
     /// Books one call at `now`, milliseconds on the store's clock.
+    #[inline]
     pub fn call(&mut self, now: u64, call: &Call<'_>) -> Reply {
         let Limit { capacity, refill_per_second: rate } = call.limit;
         if self.ts > now + GENERATION_MS {
             // The clock stepped back: start its time again, keep the tokens.
-            (self.ts, self.lease_a, self.lease_b) = (now, 0, 0);
+            (self.ts, self.lease_a, self.lease_b, self.room_until) = (now, 0, 0, 0);
         }
         let now = now.max(self.ts);
         let generation = self.refill_over_generations(now, call.limit);
-        let (stash_known, held) = self.book(call.report, generation, capacity);
+        let stash_known = self.book(call.report, generation, capacity);
         self.tokens = (self.tokens - f64::from(call.report.owed)).max(0.0);
 
         let (mut granted, mut refused) = (0, None);
@@ -181,25 +193,32 @@ impl Bucket {
                 break;
             }
         }
-        let ahead = match refused {
-            Some(_) => 0,
-            None => (capacity / 2)
-                .saturating_sub(self.lease_a + self.lease_b + held)
-                .min(call.prefetch)
-                .min(self.tokens as u32),
-        };
-        self.tokens -= f64::from(ahead);
-        self.lease_a += held + ahead;
+        if now >= self.room_until {
+            self.room_until = 0;
+        }
+        let makes_room = self.room_until > 0 && self.room_until - now <= ROOM_MS;
+        let mut ahead = 0;
+        if refused.is_none() && !makes_room {
+            let may_be_out = (capacity / 2).saturating_sub(self.lease_a + self.lease_b);
+            ahead = call.prefetch.min(self.tokens as u32).min(may_be_out);
+            self.tokens -= f64::from(ahead);
+            self.lease_a += ahead;
+        }
 
         let need = refused.unwrap_or(1);
         let missing = f64::from(need) - self.tokens;
+        let mut wait = if missing > 0.0 { rounded_up(missing * 1000.0 / rate) } else { 0 };
+        if refused.is_some() && need <= capacity && need > capacity.saturating_sub(self.lease_a + self.lease_b) {
+            wait += BACK_MS;
+            self.room_until = now + wait + LATE_MS;
+        }
         Reply {
             granted,
             prefetched: ahead,
             generation,
             stash_known,
             tokens: self.tokens as u32,
-            wait_ms: (need <= capacity).then(|| if missing > 0.0 { rounded_up(missing * 1000.0 / rate) } else { 0 }),
+            wait_ms: (need <= capacity).then_some(wait),
         }
     }
 
@@ -226,22 +245,23 @@ impl Bucket {
     }
 
     /// Takes what is reported off the slot of its generation and what is given back into the bucket. Returns whether
-    /// the stash is known, and how much of it is still held.
-    fn book(&mut self, report: Report, generation: u64, capacity: u32) -> (bool, u32) {
+    /// the stash is known.
+    fn book(&mut self, report: Report, generation: u64, capacity: u32) -> bool {
         let out = report.used + report.held + report.back;
         if out == 0 {
-            return (true, 0);
+            return true;
         }
         let slot = match generation.checked_sub(report.generation) {
             Some(0) => &mut self.lease_a,
             Some(1) => &mut self.lease_b,
-            _ => return (false, 0),
+            _ => return false,
         };
-        let Some(rest) = slot.checked_sub(out) else { return (false, 0) };
+        let Some(rest) = slot.checked_sub(out) else { return false };
         *slot = rest;
         let ceiling = f64::from(capacity) - f64::from(self.lease_a + self.lease_b) - f64::from(report.held);
         self.tokens = (self.tokens + f64::from(report.back)).min(ceiling.max(0.0));
-        (true, report.held)
+        self.lease_a += report.held;
+        true
     }
 
     /// Tokens in the bucket, as of its last call.

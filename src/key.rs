@@ -42,8 +42,8 @@ impl KeyRef<'_> {
 impl PartialEq for KeyRef<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.tenant == other.tenant
-            && (Arc::ptr_eq(self.route, other.route) || self.route == other.route)
             && (self.shadow, self.shard) == (other.shadow, other.shard)
+            && (Arc::ptr_eq(self.route, other.route) || self.route == other.route)
     }
 }
 
@@ -54,7 +54,7 @@ impl Hash for KeyRef<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.tenant.hash(state);
         self.route.hash(state);
-        (self.shadow, self.shard).hash(state);
+        state.write_u16(self.shard.map_or(0, |shard| u16::from(shard) + 1) << 1 | u16::from(self.shadow));
     }
 }
 

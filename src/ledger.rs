@@ -1,20 +1,25 @@
 //! A bounded map from bucket to what this process knows of it, sharded so that two threads seldom meet. Memory is
 //! bounded whatever keys arrive: at the bound, a new key takes the place of one that can be forgotten at least loss.
 
+mod index;
+mod slots;
+#[cfg(test)]
+mod tests;
+
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use foldhash::fast::RandomState;
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::key::{Key, KeyRef};
+use index::Index;
+use slots::Slots;
 
 /// Two threads meet in a shard with a chance of one in this many at most …
 const MOST_SHARDS: usize = 128;
 /// … but a shard is not smaller than this, so that there is a choice of what to forget.
-const SMALLEST_SHARD: usize = 256;
+const SMALLEST_SHARD: usize = Index::room(256);
 
 /// Entries looked at to find one to forget.
 const CANDIDATES: usize = 16;
@@ -29,30 +34,34 @@ pub trait Keep {
 #[derive(Debug)]
 pub struct Ledger<V> {
     shards: Box<[Shard<V>]>,
+    /// The most keys that a shard holds.
+    bound: usize,
     hasher: RandomState,
     len: AtomicUsize,
     forgotten: AtomicU64,
 }
 
-/// On cache lines of its own: threads that use neighbours must not meet.
+/// On cache lines of its own: threads that use neighbours must not meet. Lock and all that a look-up reads of the shard
+/// itself are one line, which has to come from another processor if that used the shard last.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard<V>(Mutex<Entries<V>>);
 
+/// The index moves when it grows, the entries do not.
 #[derive(Debug)]
 struct Entries<V> {
-    table: HashTable<(Key, V)>,
-    bound: usize,
-    hand: usize,
+    index: Index,
+    slots: Slots<(Key, V)>,
 }
 
 impl<V: Keep> Ledger<V> {
     /// An empty map of at most `max_keys` keys.
     pub fn new(max_keys: usize) -> Self {
         let (shards, bound) = split(max_keys);
-        let shard = || Shard(Mutex::new(Entries { table: HashTable::new(), bound, hand: 0 }));
+        let empty = || Shard(Mutex::new(Entries { index: Index::default(), slots: Slots::new() }));
         Self {
-            shards: (0..shards).map(|_| shard()).collect(),
+            shards: (0..shards).map(|_| empty()).collect(),
+            bound,
             hasher: RandomState::default(),
             len: AtomicUsize::new(0),
             forgotten: AtomicU64::new(0),
@@ -61,34 +70,23 @@ impl<V: Keep> Ledger<V> {
 
     /// Runs `f` on what is kept for `key`, made by `new` when nothing is. `now` is in milliseconds. Only keys of the
     /// same shard wait for `f`.
+    #[inline]
     pub fn with<R>(&self, key: KeyRef<'_>, now: u64, new: impl FnOnce() -> V, f: impl FnOnce(&mut V) -> R) -> R {
         let hash = self.hash(key);
-        let mut entries = self.shard(hash).0.lock();
-        let Entries { table, bound, hand } = &mut *entries;
-        if let Some((_, value)) = table.find_mut(hash, |(known, _)| known.as_ref() == key) {
-            return f(value);
-        }
-        if table.len() < *bound {
-            self.len.fetch_add(1, Ordering::Relaxed);
-        } else if let Some(index) = least_loss(table, hand, now)
-            && let Ok(entry) = table.get_bucket_entry(index)
-        {
-            let ((_, value), _) = entry.remove();
-            if value.loss(now) > 0.0 {
-                self.forgotten.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        match table.entry(hash, |_| false, |(known, _)| self.hash(known.as_ref())) {
-            Entry::Vacant(entry) => f(&mut entry.insert((key.to_key(), new())).into_mut().1),
-            Entry::Occupied(entry) => f(&mut entry.into_mut().1),
-        }
+        let mut entries = self.entries(hash);
+        let slot = match entries.find(hash, key) {
+            Some(slot) => slot,
+            None => self.add(&mut entries, hash, (key.to_key(), new()), now),
+        };
+        f(&mut entries.slots[slot].1)
     }
 
     /// Runs `f` on what is kept for `key`, if anything is.
     pub fn find<R>(&self, key: KeyRef<'_>, f: impl FnOnce(&mut V) -> R) -> Option<R> {
         let hash = self.hash(key);
-        let mut entries = self.shard(hash).0.lock();
-        entries.table.find_mut(hash, |(known, _)| known.as_ref() == key).map(|(_, value)| f(value))
+        let mut entries = self.entries(hash);
+        let slot = entries.find(hash, key)?;
+        Some(f(&mut entries.slots[slot].1))
     }
 
     /// The key's hash, as long as this map lives.
@@ -96,9 +94,29 @@ impl<V: Keep> Ledger<V> {
         self.hasher.hash_one(key)
     }
 
-    /// The table uses the lowest and the topmost bits of the hash; the shard is taken from between.
-    fn shard(&self, hash: u64) -> &Shard<V> {
-        &self.shards[(hash >> 32) as u16 as usize % self.shards.len()]
+    /// The shard is taken from the upper half of the hash, the index has the lower.
+    fn entries(&self, hash: u64) -> MutexGuard<'_, Entries<V>> {
+        self.shards[scaled(hash, self.shards.len())].0.lock()
+    }
+
+    /// Puts an entry where there is room, or in the place of the one that is forgotten at least loss.
+    #[cold]
+    fn add(&self, entries: &mut Entries<V>, hash: u64, entry: (Key, V), now: u64) -> u32 {
+        let Entries { index, slots } = entries;
+        let slot = if slots.len() < self.bound {
+            self.len.fetch_add(1, Ordering::Relaxed);
+            slots.push(entry)
+        } else {
+            let slot = least_loss(slots, hash, now);
+            let (key, value) = std::mem::replace(&mut slots[slot], entry);
+            if value.loss(now) > 0.0 {
+                self.forgotten.fetch_add(1, Ordering::Relaxed);
+            }
+            index.remove(self.hash(key.as_ref()) as u32, slot);
+            slot
+        };
+        index.insert(hash as u32, slot);
+        slot
     }
 
     /// Keys tracked now.
@@ -117,10 +135,15 @@ impl<V: Keep> Ledger<V> {
     }
 }
 
-/// How many shards, of how many keys each. A table doubles when it is 7/8 full, so shards are made to end just below that:
-/// half of the memory would lie idle otherwise.
+impl<V> Entries<V> {
+    fn find(&self, hash: u64, key: KeyRef<'_>) -> Option<u32> {
+        self.index.find(hash as u32, |slot| self.slots[slot].0.as_ref() == key)
+    }
+}
+
+/// How many shards, of how many keys each. An index doubles when it is full, so shards are made to end just below that.
 fn split(max_keys: usize) -> (usize, usize) {
-    let mut full = SMALLEST_SHARD * 7 / 8;
+    let mut full = SMALLEST_SHARD;
     while max_keys.div_ceil(full) > MOST_SHARDS {
         full *= 2;
     }
@@ -128,93 +151,24 @@ fn split(max_keys: usize) -> (usize, usize) {
     (shards, (max_keys / shards).max(1))
 }
 
-/// The entry, of the next few under the hand, that is forgotten at least loss.
-fn least_loss<V: Keep>(table: &HashTable<(Key, V)>, hand: &mut usize, now: u64) -> Option<usize> {
-    let buckets = table.num_buckets();
-    let (mut best, mut seen) = (None, 0);
-    for _ in 0..buckets {
-        *hand = (*hand + 1) % buckets;
-        let Some((_, value)) = table.get_bucket(*hand) else { continue };
-        let loss = value.loss(now);
-        if best.is_none_or(|(least, _)| loss < least) {
-            best = Some((loss, *hand));
+/// Of a few entries, side by side at a place that the new key's hash picks, the one that is forgotten at least loss.
+fn least_loss<V: Keep>(slots: &Slots<(Key, V)>, hash: u64, now: u64) -> u32 {
+    let first = scaled(hash << 16, slots.len());
+    let (mut best, mut least) = (first as u32, f64::INFINITY);
+    for step in 0..CANDIDATES.min(slots.len()) {
+        let slot = ((first + step) % slots.len()) as u32;
+        let loss = slots[slot].1.loss(now);
+        if loss < least {
+            (best, least) = (slot, loss);
         }
-        seen += 1;
-        if loss <= 0.0 || seen == CANDIDATES {
+        if loss <= 0.0 {
             break;
         }
     }
-    best.map(|(_, index)| index)
+    best
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::Arc;
-
-    struct Spent(f64);
-
-    impl Keep for Spent {
-        fn loss(&self, _now: u64) -> f64 {
-            self.0
-        }
-    }
-
-    fn touch(ledger: &Ledger<Spent>, tenant: &str, spent: f64) -> f64 {
-        let route: Arc<str> = "r".into();
-        ledger.with(
-            KeyRef { tenant, route: &route, shadow: false, shard: None },
-            0,
-            || Spent(0.0),
-            |kept| {
-                let before = kept.0;
-                kept.0 = spent;
-                before
-            },
-        )
-    }
-
-    #[test]
-    fn keeps_what_was_stored_for_each_key() {
-        let ledger = Ledger::new(100_000);
-        for i in 0..1000 {
-            touch(&ledger, &format!("t{i}"), f64::from(i));
-        }
-        for i in 0..1000 {
-            assert_eq!(touch(&ledger, &format!("t{i}"), 0.0), f64::from(i));
-        }
-        assert_eq!((ledger.len(), ledger.forgotten()), (1000, 0));
-    }
-
-    #[test]
-    fn never_holds_more_keys_than_its_bound_and_nearly_as_many() {
-        for max_keys in [1, 20, 1000, 10_000] {
-            let ledger = Ledger::new(max_keys);
-            for i in 0..60_000 {
-                touch(&ledger, &format!("t{i}"), 0.5);
-            }
-            assert!((max_keys * 9 / 10..=max_keys).contains(&ledger.len()), "{} of {max_keys}", ledger.len());
-            assert!(ledger.forgotten() > 0, "what was lost is counted");
-        }
-    }
-
-    #[test]
-    fn a_shard_at_its_bound_nearly_fills_its_table() {
-        for max_keys in [1_000_000, 100_000, 3_000_000, 12_345] {
-            let (shards, bound) = split(max_keys);
-            let buckets = (bound * 8 / 7).next_power_of_two();
-            assert!(shards * bound <= max_keys && shards <= MOST_SHARDS, "{shards} shards");
-            assert!(shards * buckets <= max_keys * 8 / 7 * 3 / 2, "{max_keys}: {shards} shards of {buckets} buckets");
-        }
-    }
-
-    #[test]
-    fn an_exhausted_key_outlives_a_flood_of_new_ones() {
-        let ledger = Ledger::new(6400);
-        touch(&ledger, "exhausted", 1.0);
-        for i in 0..200_000 {
-            touch(&ledger, &format!("t{i}"), 0.05);
-        }
-        assert_eq!(touch(&ledger, "exhausted", 1.0), 1.0);
-    }
+/// A number below `below` from the topmost 32 bits of a hash, without a division.
+fn scaled(hash: u64, below: usize) -> usize {
+    (((hash >> 32) * below as u64) >> 32) as usize
 }

@@ -23,7 +23,7 @@ use crate::store::Store;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, Driver, Link, NodeStatus, RedisStore};
 use fallback::{Fallback, Question};
-use leases::Leases;
+use leases::{Asked, Leases};
 use membership::Membership;
 
 /// A decision made without the store counts as degraded for this long, in milliseconds.
@@ -146,11 +146,17 @@ impl Limiter {
         Ok((Self { buckets, fallback, membership, clock, first_shard, last_fallback: AtomicU64::new(0) }, upkeep))
     }
 
-    /// Takes the tokens of one request, or says why not. Never waits longer than `store.timeout`.
+    /// Takes the tokens of one request, or says why not. Never waits longer than `store.timeout`; what is decided in this
+    /// process does not wait at all.
     pub async fn decide(&self, check: &Check<'_>) -> Decision {
         let decision = match (check.shards, &self.buckets) {
             // Splitting spreads a bucket over the nodes of a store; here it would only cost.
-            (_, Buckets::Here(_)) | (0 | 1, _) => self.ask(check.key(None), check.limit, check.cost).await,
+            (_, Buckets::Here(store)) => return here(store, check.key(None), check.limit, check.cost),
+            (0 | 1, Buckets::Leased(leases)) => match leases.ask(check.key(None), check.limit, check.cost) {
+                Asked::Decided(decision) => return decision,
+                Asked::Waits(answer) => leases.answer(answer).await,
+            },
+            (0 | 1, Buckets::Shared(_)) => self.ask(check.key(None), check.limit, check.cost).await,
             (shards, _) => self.ask_sharded(check, shards).await,
         };
         decision.unwrap_or_else(|| self.without_store(check))
@@ -158,20 +164,23 @@ impl Limiter {
 
     /// Asks one bucket; `None` if the store gave no answer in time.
     async fn ask(&self, key: KeyRef<'_>, limit: Limit, cost: u32) -> Option<Decision> {
-        let demand = [Demand { cost, count: 1 }];
-        let mut call = Call { limit, demand: &demand, prefetch: 0, report: Report::default() };
         match &self.buckets {
-            Buckets::Here(store) => Some(decision(limit, &store.call_now(key, &call), Source::Store)),
+            Buckets::Here(store) => Some(here(store, key, limit, cost)),
             Buckets::Shared(store) => {
-                call.report.owed = self.fallback.take_owed(key);
+                let demand = [Demand { cost, count: 1 }];
+                let report = Report { owed: self.fallback.take_owed(key), ..Report::default() };
+                let call = Call { limit, demand: &demand, prefetch: 0, report };
                 let reply = store.call(key, &call).await.ok();
                 match &reply {
                     Some(reply) => self.fallback.answered(key, self.clock.now(), reply.tokens, 0),
-                    None => self.fallback.lost(key, call.report.owed),
+                    None => self.fallback.lost(key, report.owed),
                 }
                 reply.map(|reply| decision(limit, &reply, Source::Store))
             }
-            Buckets::Leased(leases) => leases.decide(key, limit, cost).await,
+            Buckets::Leased(leases) => match leases.ask(key, limit, cost) {
+                Asked::Decided(decision) => Some(decision),
+                Asked::Waits(answer) => leases.answer(answer).await,
+            },
         }
     }
 
@@ -273,6 +282,13 @@ impl<'a> Check<'a> {
     fn key(&self, shard: Option<u8>) -> KeyRef<'a> {
         KeyRef { tenant: self.tenant, route: self.route, shadow: self.shadow, shard }
     }
+}
+
+/// Asks a bucket of this process.
+fn here(store: &MemoryStore, key: KeyRef<'_>, limit: Limit, cost: u32) -> Decision {
+    let demand = [Demand { cost, count: 1 }];
+    let call = Call { limit, demand: &demand, prefetch: 0, report: Report::default() };
+    decision(limit, &store.call_now(key, &call), Source::Store)
 }
 
 /// Reads a bucket's reply to one request.

@@ -33,7 +33,8 @@ fn limits() -> impl Strategy<Value = Limit> {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let pause = prop_oneof![8 => 0_i64..300, 4 => 0_i64..5_000, 1 => -1_500_i64..0, 1 => -3_600_000_i64..3_600_000];
-    let demand = prop::collection::vec((1_u32..6, 1_u32..40), 0..4);
+    let pair = prop_oneof![4 => (1_u32..6, 1_u32..40), 1 => (1_u32..1000, 1_u32..3)];
+    let demand = prop::collection::vec(pair, 0..4);
     let report = (0_u64..4, 0_u32..12, 0_u32..12, 0_u32..12, 0_u32..5);
     let report = prop_oneof![1 => Just((0, 0, 0, 0, 0)), 2 => report];
     let step =

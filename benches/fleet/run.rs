@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sekisho::limiter::{Check, Limiter, Outcome, Source, Upkeep};
+use sekisho::clock::Clock;
+use sekisho::limiter::{Check, Limiter, Outcome, Source, StoreState, Upkeep};
 use sekisho::rules::FailurePolicy;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -78,10 +79,11 @@ impl Fleet {
         // One worker thread; it runs while nobody waits for it.
         let upkeep = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let prefix = support::key_prefix();
-        let (limiters, made): (Vec<Limiter>, Vec<Option<Upkeep>>) =
-            (0..GATEWAYS).map(|_| support::limiter(Some(url), &prefix, 1_000_000, prefetch)).unzip();
+        let (limiters, made): (Vec<Limiter>, Vec<Option<Upkeep>>) = (0..GATEWAYS)
+            .map(|_| support::limiter(Some(url), &prefix, 1_000_000, prefetch, Clock::monotonic()))
+            .unzip();
         made.into_iter().flatten().for_each(|needed| drop(upkeep.spawn(needed.run())));
-        limiters.iter().for_each(support::wait_until_connected);
+        limiters.iter().for_each(|limiter| support::wait_until(limiter, StoreState::Connected));
         Ok(Self { limiters: limiters.into(), upkeep })
     }
 

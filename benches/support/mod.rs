@@ -25,6 +25,7 @@ pub(crate) fn limiter(
     key_prefix: &str,
     max_keys: usize,
     prefetch: bool,
+    clock: Clock,
 ) -> (Limiter, Option<Upkeep>) {
     let any: Arc<str> = ANY.into();
     let default_rule = Rule {
@@ -58,15 +59,15 @@ pub(crate) fn limiter(
         timeout: STORE_TIMEOUT,
         key_prefix: key_prefix.to_owned(),
     };
-    Limiter::new(&store, &settings, Clock::monotonic()).expect("a limiter")
+    Limiter::new(&store, &settings, clock).expect("a limiter")
 }
 
-/// Waits until its upkeep has a connection.
+/// Waits until its upkeep has found the store to be so.
 #[allow(clippy::disallowed_methods, reason = "a bench may block its own thread")]
-pub(crate) fn wait_until_connected(limiter: &Limiter) {
+pub(crate) fn wait_until(limiter: &Limiter, state: StoreState) {
     let deadline = Instant::now() + Duration::from_secs(10);
-    while limiter.store_state() != StoreState::Connected {
-        assert!(Instant::now() < deadline, "Redis does not answer");
+    while limiter.store_state() != state {
+        assert!(Instant::now() < deadline, "the store is not {state:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -51,8 +51,8 @@ pub(super) struct Lease {
     stash: u32,
     /// Leased tokens spent and not yet reported.
     used: u32,
-    /// Where the bucket counts them.
-    generation: u64,
+    /// Where the bucket counts them. Of today's generations (two seconds each), as many as have been fill a fifth of it.
+    generation: u32,
     /// The stash may be spent until then.
     spend_until: u64,
     /// Requests that cost `hold_cost` or more are denied until then.
@@ -208,17 +208,19 @@ impl Lease {
         }
         let cost = |demand: &Demand| demand.cost.saturating_mul(demand.count);
         self.wanted = want(demand.iter().map(cost).fold(self.used, u32::saturating_add));
-        let (held, back, prefetch) = if self.giving_back.take().is_some() {
-            (0, std::mem::take(&mut self.stash), 0)
-        } else {
-            (self.stash, 0, self.wanted)
+        let too_small = demand.iter().any(|demand| demand.cost > self.stash);
+        let (held, back, prefetch) = match self.giving_back.take() {
+            Some(_) => (0, std::mem::take(&mut self.stash), 0),
+            // Here it would only keep the bucket from refilling what they need.
+            None if too_small => (0, std::mem::take(&mut self.stash), self.wanted),
+            None => (self.stash, 0, self.wanted),
         };
         let used = std::mem::take(&mut self.used);
         if demand.is_empty() && prefetch == 0 && used + back == 0 {
             self.calling = None;
             return None;
         }
-        let report = Report { generation: self.generation, used, held, back, owed: 0 };
+        let report = Report { generation: self.generation.into(), used, held, back, owed: 0 };
         Some(Message { limit: self.limit, demand, prefetch, report })
     }
 
@@ -246,7 +248,7 @@ impl Lease {
         let same_rule = asked_under == Some(self.limit);
         if same_rule {
             self.stash += reply.prefetched;
-            self.generation = reply.generation;
+            self.generation = u32::try_from(reply.generation).unwrap_or(u32::MAX);
             self.spend_until = sent.unwrap_or(now) + SPENT_FOR_MS;
             self.last_use = now;
         }

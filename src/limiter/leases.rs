@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use crate::bucket::{Limit, Reply};
 use crate::clock::Clock;
@@ -37,6 +38,18 @@ pub(super) struct Leases {
     /// The process is about to stop: nothing is leased any more.
     closing: AtomicBool,
 }
+
+/// What became of a request.
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// This.
+    Decided(Decision),
+    /// It waits for the store.
+    Waits(Answer),
+}
+
+/// To be had from the store; `None` where too many wait already.
+type Answer = Option<oneshot::Receiver<Decision>>;
 
 impl Leases {
     /// Over `store`, which is told what `fallback` admitted while it did not answer.
@@ -82,8 +95,9 @@ impl Leases {
         self.ledger.find(key, |lease| lease.glimpse(now))
     }
 
-    /// Decides, with a leased token if there is one; `None` if the store gave no answer in time.
-    pub(super) async fn decide(self: &Arc<Self>, key: KeyRef<'_>, limit: Limit, cost: u32) -> Option<Decision> {
+    /// Decides at once, with a leased token or by a hold, or asks the store.
+    #[inline]
+    pub(super) fn ask(self: &Arc<Self>, key: KeyRef<'_>, limit: Limit, cost: u32) -> Asked {
         let now = self.clock.now();
         // Nobody waits for a store that is known to be away, not even for a call that was sent before.
         let until = if self.store.lets_through(key) { now + (self.timeout.as_millis() as u64).max(1) } else { now };
@@ -91,14 +105,19 @@ impl Leases {
         {
             Ask::Decided { decision, call } => {
                 self.make(key, call);
-                Some(decision)
+                Asked::Decided(decision)
             }
             Ask::Wait { answer, call } => {
                 self.make(key, call);
-                tokio::time::timeout(self.timeout, answer).await.ok()?.ok()
+                Asked::Waits(Some(answer))
             }
-            Ask::Full | Ask::Away => None,
+            Ask::Full | Ask::Away => Asked::Waits(None),
         }
+    }
+
+    /// What the store answers; `None` if it does not in time.
+    pub(super) async fn answer(&self, answer: Answer) -> Option<Decision> {
+        tokio::time::timeout(self.timeout, answer?).await.ok()?.ok()
     }
 
     fn make(self: &Arc<Self>, key: KeyRef<'_>, call: Option<u64>) {

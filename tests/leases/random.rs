@@ -17,8 +17,9 @@ use crate::{alone, traffic};
 const SECONDS: f64 = 4.3;
 /// When the fault of a scene happens.
 const AT: f64 = 2.0;
-/// Buckets in each round.
-const SUBJECTS: usize = 4;
+/// Buckets in each round, and how many of them get bursts.
+const SUBJECTS: usize = 5;
+const BURSTS: usize = 2;
 /// Requests per second for one of them, at most.
 const FASTEST: f64 = 1200.0;
 
@@ -95,6 +96,16 @@ impl Traffic {
         }
         Self { limit: drawn, then, costs, simple, arrivals }
     }
+
+    /// Bursts on leased tokens: what the bucket does not count shows.
+    fn bursts(random: &mut SmallRng, gateways: usize, subject: usize) -> Self {
+        let rate = pick(random, &[500.0, 1000.0]);
+        let capacity = rate * pick(random, &[0.2, 0.5]);
+        let limit = limit(capacity as i64, rate);
+        // Few enough for each to lease.
+        let arrivals = traffic::bursts(random, SECONDS, (capacity, rate), gateways.min(3), subject);
+        Self { limit, then: limit, costs: vec![1], simple: false, arrivals }
+    }
 }
 
 fn faults(random: &mut SmallRng) -> Plan {
@@ -125,7 +136,12 @@ async fn round(redis: &PrivateRedis, seed: u64) -> Vec<Found> {
     let proxy = FaultProxy::start(&redis.url(), seed).await;
     let through = if scene == Scene::Faults { proxy.url() } else { redis.url() };
     let fleet = Fleet::start(&through, setting).await;
-    let all: Vec<Traffic> = (0..SUBJECTS).map(|i| Traffic::draw(&mut random, scene, gateways, i)).collect();
+    let all: Vec<Traffic> = (0..SUBJECTS)
+        .map(|i| match i {
+            0..BURSTS => Traffic::bursts(&mut random, gateways, i),
+            _ => Traffic::draw(&mut random, scene, gateways, i),
+        })
+        .collect();
     let subjects: Arc<[Subject]> =
         all.iter().enumerate().map(|(i, one)| Subject::new(&format!("t{i}"), one.limit)).collect();
     let arrivals = traffic::merged(all.iter().map(|one| one.arrivals.clone()));

@@ -97,6 +97,34 @@ pub(crate) fn edges(
     all
 }
 
+/// Again and again: quiet until the bucket is full, then a stream that gateways lease for and the bucket keeps up with,
+/// then more than the capacity at once, everywhere: spent from what is leased and from the bucket at the same time.
+pub(crate) fn bursts(
+    random: &mut SmallRng,
+    seconds: f64,
+    (capacity, rate): (f64, f64),
+    gateways: usize,
+    subject: usize,
+) -> Vec<Arrival> {
+    let (mut all, mut now) = (Vec::new(), 0.0);
+    loop {
+        let at = now + random.random_range(0.5..0.8);
+        if at >= seconds {
+            return all;
+        }
+        let load = rate * random.random_range(0.4..0.7);
+        while now < at {
+            all.push(arrival(now, random.random_range(0..gateways), subject, 1));
+            now += gap(random, load);
+        }
+        // The second and third wave spend what was leased to serve the first.
+        for wave in [at, at + 0.004, at + 0.008] {
+            all.extend((0..capacity as usize).map(|i| arrival(wave, i % gateways, subject, 1)));
+        }
+        now = at + 1.1 * capacity / rate;
+    }
+}
+
 /// Merges the traffic of several subjects.
 pub(crate) fn merged(parts: impl IntoIterator<Item = Vec<Arrival>>) -> Vec<Arrival> {
     let mut all: Vec<Arrival> = parts.into_iter().flatten().collect();

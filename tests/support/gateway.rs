@@ -302,6 +302,11 @@ impl Gateway {
         .await;
     }
 
+    /// Its process id.
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// A line of `/proc/PID/status` that counts in kB, such as `VmRSS`.
     pub(crate) fn memory_kb(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();

@@ -91,6 +91,45 @@ struct Found {
 }
 
 impl World {
+    /// Without faults.
+    fn new(random: SmallRng, nodes: usize, limit: Limit, batch: u32) -> Self {
+        Self {
+            random,
+            events: BinaryHeap::new(),
+            stored: Vec::new(),
+            numbers: Numbers::default(),
+            bucket: None,
+            nodes: (0..nodes).map(|_| Node::new(0, limit)).collect(),
+            admitted: Vec::new(),
+            calls: 0,
+            batch,
+            lost: 0.0,
+            slow: 0.0,
+        }
+    }
+
+    /// Requests to come (moment, gateway, cost), and what gateways do of themselves.
+    fn send(&mut self, arrivals: &[(u64, usize, u32)]) {
+        for &(at, node, cost) in arrivals {
+            self.push(at, Event::Request { node, cost });
+        }
+        for node in 0..self.nodes.len() {
+            let first = self.random.random_range(0..100_000);
+            self.push(first, Event::Tick { node });
+        }
+    }
+
+    /// The next event up to `end`.
+    fn next(&mut self, end: u64) -> Option<(u64, Event)> {
+        while self.events.peek().is_some_and(|Reverse((now, ..))| *now <= end) {
+            let Reverse((now, _, index)) = self.events.pop()?;
+            if let Some(event) = self.stored[index].take() {
+                return Some((now, event));
+            }
+        }
+        None
+    }
+
     fn push(&mut self, at: u64, event: Event) {
         self.stored.push(Some(event));
         self.events.push(Reverse((at, self.stored.len() as u64, self.stored.len() - 1)));
@@ -303,26 +342,10 @@ fn run(seed: u64) -> Found {
         all.extend(edges(&mut random, end, nodes, old.capacity()));
         all.sort_unstable();
     }
-    let mut world = World {
-        random,
-        events: BinaryHeap::new(),
-        stored: Vec::new(),
-        numbers: Numbers::default(),
-        bucket: None,
-        nodes: (0..nodes).map(|_| Node::new(0, old)).collect(),
-        admitted: Vec::new(),
-        calls: 0,
-        batch,
-        lost,
-        slow,
-    };
-    for &(t, node, cost) in &all {
-        world.push(t, Event::Request { node, cost });
-    }
-    for node in 0..nodes {
-        let first = world.random.random_range(0..100_000);
-        world.push(first, Event::Tick { node });
-        if scene == Scene::Rule {
+    let mut world = World { lost, slow, ..World::new(random, nodes, old, batch) };
+    world.send(&all);
+    if scene == Scene::Rule {
+        for node in 0..nodes {
             let late = world.random.random_range(0..1_000_000);
             world.push(at + late, Event::Rule { node });
         }
@@ -330,11 +353,7 @@ fn run(seed: u64) -> Found {
     if scene == Scene::Reset {
         world.push(at, Event::Reset);
     }
-    while let Some(Reverse((now, _, index))) = world.events.pop() {
-        if now > end {
-            break;
-        }
-        let Some(event) = world.stored[index].take() else { continue };
+    while let Some((now, event)) = world.next(end) {
         if let Event::Tick { node } = event
             && world.random.random_bool(crash * 0.1)
         {
@@ -446,5 +465,78 @@ fn without_faults_nearly_all_is_admitted_that_one_central_bucket_admits() {
     assert!(mean >= 0.99, "mean {mean}");
     for (seed, found) in &calm {
         assert!(ratio(found) >= 0.94, "SEKISHO_TEST_SEED={seed}: {} of one central bucket: {found:?}", ratio(found));
+    }
+}
+
+/// A bucket that refills its capacity in a second: one gateway asks for a dear request every 100 ms, `others` serve
+/// `stream` requests of cost 1 a second. Returns how many of the dear ones are admitted in 20 s, by the gateways and
+/// by one central bucket; and how many calls there were.
+fn beside_a_stream(capacity: u32, others: usize, stream: u32, dear: u32) -> (usize, usize, u64) {
+    let limit = Limit::new(capacity.into(), capacity.into()).unwrap();
+    let mut random = SmallRng::seed_from_u64(u64::from(stream ^ dear));
+    let end = 20_000_000;
+    let (mut all, mut t) = (Vec::new(), 0.0);
+    while t < end as f64 {
+        t -= (1.0 - random.random_range(0.0..1.0_f64)).ln() * 1e6 / f64::from(stream);
+        all.push((t as u64, random.random_range(1..=others), 1));
+    }
+    all.extend((0..end / 100_000).map(|i| (i * 100_000 + random.random_range(0..1000), 0, dear)));
+    all.sort_unstable();
+    let (mut tokens, mut ts, mut central) = (f64::from(capacity), 0, 0);
+    for &(at, _, cost) in &all {
+        tokens = (tokens + (at - ts) as f64 * f64::from(capacity) / 1e6).min(f64::from(capacity));
+        ts = at;
+        if tokens >= f64::from(cost) {
+            tokens -= f64::from(cost);
+            central += usize::from(cost == dear);
+        }
+    }
+    let mut world = World::new(random, others + 1, limit, 50);
+    world.send(&all);
+    while let Some((now, event)) = world.next(end) {
+        world.handle(now, event, 0, limit);
+    }
+    (world.admitted.iter().filter(|(_, cost)| *cost == dear).count(), central, world.calls)
+}
+
+#[test]
+fn a_dear_request_is_not_starved_by_the_leases_of_cheap_ones() {
+    for (capacity, others) in [(100, 1), (1000, 1), (1000, 4), (20_000, 19)] {
+        for stream in [0.1, 0.4, 0.7] {
+            for dear in [0.4, 0.6, 0.9, 0.97, 1.0] {
+                let of = |share: f64| (share * f64::from(capacity)) as u32;
+                let (admitted, central, calls) = beside_a_stream(capacity, others, of(stream), of(dear));
+                let found = format!(
+                    "capacity {capacity}, {others} others at {stream} of the refill, dear {dear}: {admitted} of {central} \
+                     admitted, {calls} calls"
+                );
+                println!("{found}");
+                assert!(2 * admitted >= central, "{found}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_dear_request_that_leases_leave_no_room_for_fits_when_it_was_told_to_come_back() {
+    let (capacity, rate) = (100, 10.0);
+    let limit = Limit::new(capacity, rate).unwrap();
+    for seed in 0..200 {
+        let mut random = SmallRng::seed_from_u64(seed);
+        // The other gateway gets hot and stops.
+        let hot: Vec<_> = (0..random.random_range(15..40)).map(|i| (i * 10_000 + 1, 1, 1)).collect();
+        let asks = hot[hot.len() - 1].0 + random.random_range(0..200_000);
+        let mut world = World::new(random, 2, limit, 50);
+        world.send(&hot);
+        world.push(asks, Event::Request { node: 0, cost: capacity as u32 });
+        while let Some((now, event)) = world.next(asks + 50_000) {
+            world.handle(now, event, 0, limit);
+        }
+        let told = world.nodes[0].lease.hold_until - asks / 1000;
+        world.push(asks + (told + 1) * 1000, Event::Request { node: 0, cost: capacity as u32 });
+        while let Some((now, event)) = world.next(asks + (told + 50) * 1000) {
+            world.handle(now, event, 0, limit);
+        }
+        assert!(world.admitted.iter().any(|&(_, cost)| cost == capacity as u32), "seed {seed}: told {told} ms");
     }
 }

@@ -186,6 +186,17 @@ fn what_is_leased_under_an_older_rule_is_never_spent() {
 }
 
 #[test]
+fn a_stash_too_small_for_those_who_wait_goes_back_with_their_call() {
+    let mut key = Key::with_stash(limit(1000, 100.0), 0, 50, 900);
+    assert_eq!(key.decided(1, 1).0.source, Source::Lease);
+    let call = key.waits(1, 60).1.unwrap();
+    let message = key.begin(1, call, 20);
+    let report = Report { generation: GENERATION, used: 1, held: 0, back: 49, owed: 0 };
+    assert_eq!((message.report, message.prefetch), (report, 20));
+    key.waits(1, 1);
+}
+
+#[test]
 fn an_idle_stash_goes_back_and_one_in_use_stays() {
     let mut key = Key::with_stash(limit(1000, 100.0), 0, 50, 900);
     assert_eq!(key.decided(150, 1).0.source, Source::Lease);

@@ -1,0 +1,79 @@
+//! Memory for a tracked key: how much the process grows by a million keys, and that it grows no further.
+//!
+//! `cargo bench --bench memory`, each figure in a process of its own. `leases` and `away` have no Redis to ask: a key that
+//! was asked for once keeps the same of it either way.
+
+mod support;
+
+use std::process::Command;
+use std::sync::Arc;
+
+use sekisho::clock::Clock;
+use sekisho::limiter::{Check, Limiter, StoreState};
+use sekisho::rules::FailurePolicy;
+use support::limit;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const KEYS: u64 = 1_000_000;
+
+/// Nobody listens there.
+const NO_REDIS: &str = "redis://127.0.0.1:1";
+
+/// Resident bytes of this process.
+#[allow(clippy::expect_used, reason = "nothing can be measured without")]
+fn resident() -> f64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    4096.0 * pages.split(' ').nth(1).and_then(|pages| pages.parse::<f64>().ok()).expect("a number of pages")
+}
+
+/// What keeps the keys, and what the tenants are called.
+#[allow(clippy::expect_used, reason = "nothing can be measured without")]
+fn measure(kept: &str, names: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let url = (kept != "in process").then_some(NO_REDIS);
+    let (limiter, upkeep) = support::limiter(url, &support::key_prefix(), KEYS as usize, true, Clock::monotonic());
+    if let Some(upkeep) = upkeep {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        std::thread::spawn(move || runtime.block_on(upkeep.run()));
+        support::wait_until(&limiter, StoreState::Away);
+    }
+    let on_store_failure = if kept == "away" { FailurePolicy::Local } else { FailurePolicy::Closed };
+    let route: Arc<str> = "create-order".into();
+    let before = resident();
+    let mut grown = Vec::new();
+    for millionth in 0..3 {
+        for number in millionth * KEYS..(millionth + 1) * KEYS {
+            let tenant = match names {
+                "short" => format!("tenant-{number:07}"),
+                _ => format!("{number:08x}-0000-4000-8000-{number:012x}"),
+            };
+            runtime.block_on(decide(&limiter, &tenant, &route, on_store_failure));
+        }
+        grown.push(format!("{:.0}", (resident() - before) / KEYS as f64));
+    }
+    println!("| {kept} | {names} | {} | {} |", grown.join(" / "), limiter.keys().0);
+}
+
+async fn decide(limiter: &Limiter, tenant: &str, route: &Arc<str>, on_store_failure: FailurePolicy) {
+    let limit = limit(20, 10.0);
+    let _ = limiter.decide(&Check { tenant, route, limit, cost: 1, on_store_failure, shadow: false, shards: 1 }).await;
+}
+
+#[allow(clippy::expect_used, reason = "nothing can be measured without")]
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [measured, kept, names] = &args[..]
+        && measured == "measure"
+    {
+        return measure(kept, names);
+    }
+    println!("| kept | tenants | bytes a key after 1 / 2 / 3 million | keys tracked |\n|---|---|---|---|");
+    for kept in ["in process", "leases", "away"] {
+        for names in ["short", "uuid"] {
+            let this = std::env::current_exe().expect("a path");
+            Command::new(this).args(["measure", kept, names]).status().expect("a process");
+        }
+    }
+}
