@@ -168,12 +168,12 @@ impl Limiter {
             Buckets::Here(store) => Some(here(store, key, limit, cost)),
             Buckets::Shared(store) => {
                 let demand = [Demand { cost, count: 1 }];
-                let report = Report { owed: self.fallback.take_owed(key), ..Report::default() };
-                let call = Call { limit, demand: &demand, prefetch: 0, report };
+                let owed = self.fallback.take_owed(key);
+                let call = Call { limit, demand: &demand, prefetch: 0, report: Report { owed, ..Report::default() } };
                 let reply = store.call(key, &call).await.ok();
                 match &reply {
                     Some(reply) => self.fallback.answered(key, self.clock.now(), reply.tokens, 0),
-                    None => self.fallback.lost(key, report.owed),
+                    None => self.fallback.lost(key, owed),
                 }
                 reply.map(|reply| decision(limit, &reply, Source::Store))
             }

@@ -153,9 +153,16 @@ impl Lease {
         }
     }
 
-    /// A request that costs `cost` asks to pass; it waits no longer than until `until`. Without time to wait no call is
-    /// made either: the store is known to be away.
-    pub(super) fn ask(&mut self, now: u64, limit: Limit, cost: u32, until: u64, numbers: &Numbers) -> Ask {
+    /// A request that costs `cost` asks to pass. Where a call is needed, `until` says how long the request may wait for
+    /// it; without time to wait none is made: the store is known to be away.
+    pub(super) fn ask(
+        &mut self,
+        now: u64,
+        limit: Limit,
+        cost: u32,
+        until: impl FnOnce() -> u64,
+        numbers: &Numbers,
+    ) -> Ask {
         if limit != self.limit {
             self.change_rule(limit);
         }
@@ -169,14 +176,15 @@ impl Lease {
             self.used += cost;
             self.last_use = now;
             let low = f64::from(self.stash) < REFILL_BELOW * f64::from(self.wanted);
-            let call =
-                (low && self.calling.is_none() && now >= self.hold_until && now < until).then(|| self.call(numbers));
+            let low = low && self.calling.is_none() && now >= self.hold_until && now < until();
+            let call = low.then(|| self.call(numbers));
             return Ask::Decided { decision: self.allowed(Source::Lease, self.tokens + self.stash), call };
         }
         if now < self.hold_until && cost >= self.hold_cost {
             let wait = self.hold_until - now + fill_ms(cost - self.hold_cost, limit);
             return Ask::Decided { decision: self.denied(Source::Hold, Some(wait)), call: None };
         }
+        let until = until();
         if now >= until {
             return Ask::Away;
         }

@@ -100,9 +100,9 @@ impl Leases {
     pub(super) fn ask(self: &Arc<Self>, key: KeyRef<'_>, limit: Limit, cost: u32) -> Asked {
         let now = self.clock.now();
         // Nobody waits for a store that is known to be away, not even for a call that was sent before.
-        let until = if self.store.lets_through(key) { now + (self.timeout.as_millis() as u64).max(1) } else { now };
-        match self.ledger.with(key, now, || Lease::new(limit), |lease| lease.ask(now, limit, cost, until, &self.calls))
-        {
+        let longest = || if self.store.lets_through(key) { (self.timeout.as_millis() as u64).max(1) } else { 0 };
+        let ask = |lease: &mut Lease| lease.ask(now, limit, cost, || now + longest(), &self.calls);
+        match self.ledger.with(key, now, || Lease::new(limit), ask) {
             Ask::Decided { decision, call } => {
                 self.make(key, call);
                 Asked::Decided(decision)

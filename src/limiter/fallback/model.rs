@@ -267,7 +267,7 @@ impl World {
                 it.seen = now;
                 let until = now + TIMEOUT;
                 let patience = if it.is_away { now / 1000 } else { until.div_ceil(1000) };
-                match it.lease.ask(now / 1000, self.scene.limit, 1, patience, &self.numbers) {
+                match it.lease.ask(now / 1000, self.scene.limit, 1, || patience, &self.numbers) {
                     Ask::Decided { decision, call } => {
                         self.admitted.extend((decision.outcome == Outcome::Allowed).then_some(now));
                         self.start(node, call);

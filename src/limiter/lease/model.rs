@@ -180,7 +180,7 @@ impl World {
                 let it = &mut self.nodes[node];
                 it.per_s = it.per_s * (-((now - it.seen) as f64) / 1e5).exp() + 10.0 * f64::from(cost);
                 it.seen = now;
-                match it.lease.ask(now / 1000, it.limit, cost, until, &self.numbers) {
+                match it.lease.ask(now / 1000, it.limit, cost, || until, &self.numbers) {
                     Ask::Decided { decision, call } => {
                         if decision.outcome == Outcome::Allowed {
                             self.admitted.push((now, cost));

@@ -27,7 +27,7 @@ impl Key {
     }
 
     fn ask(&mut self, now: u64, cost: u32) -> Ask {
-        self.lease.ask(now, self.limit, cost, now + PATIENT, &self.numbers)
+        self.lease.ask(now, self.limit, cost, || now + PATIENT, &self.numbers)
     }
 
     /// Asks, and must be decided at once.
@@ -189,8 +189,8 @@ fn what_is_leased_under_an_older_rule_is_never_spent() {
 fn a_stash_too_small_for_those_who_wait_goes_back_with_their_call() {
     let mut key = Key::with_stash(limit(1000, 100.0), 0, 50, 900);
     assert_eq!(key.decided(1, 1).0.source, Source::Lease);
-    let call = key.waits(1, 60).1.unwrap();
-    let message = key.begin(1, call, 20);
+    let (_answer, call) = key.waits(1, 60);
+    let message = key.begin(1, call.unwrap(), 20);
     let report = Report { generation: GENERATION, used: 1, held: 0, back: 49, owed: 0 };
     assert_eq!((message.report, message.prefetch), (report, 20));
     key.waits(1, 1);
@@ -279,7 +279,7 @@ fn a_call_without_a_reply_leaves_nobody_waiting() {
 #[test]
 fn nobody_waits_for_a_store_that_is_away_not_even_for_a_call_that_was_sent_before() {
     let mut key = Key::with_stash(limit(1000, 100.0), 0, 4, 900);
-    let without_waiting = |key: &mut Key, now: u64| key.lease.ask(now, key.limit, 1, now, &key.numbers);
+    let without_waiting = |key: &mut Key, now: u64| key.lease.ask(now, key.limit, 1, || now, &key.numbers);
     for now in 1..=4 {
         let ask = without_waiting(&mut key, now);
         let Ask::Decided { decision, call: None } = ask else { panic!("a token at hand, and no call: {ask:?}") };
@@ -297,7 +297,7 @@ fn whoever_has_left_or_is_late_is_not_asked_for() {
     let mut key = Key::new(limit(100, 10.0));
     let (left, call) = key.waits(0, 1);
     drop(left);
-    let _late = key.lease.ask(0, key.limit, 2, 5, &key.numbers);
+    let _late = key.lease.ask(0, key.limit, 2, || 5, &key.numbers);
     let _waits = key.waits(0, 3);
     assert_eq!(key.begin(5, call.unwrap(), 0).demand[..], [Demand { cost: 3, count: 1 }]);
 }
