@@ -266,7 +266,8 @@ impl World {
                 it.per_s = it.per_s * (-((now - it.seen) as f64) / 1e5).exp() + 10.0;
                 it.seen = now;
                 let until = now + TIMEOUT;
-                match it.lease.ask(now / 1000, self.scene.limit, 1, || until.div_ceil(1000), &self.numbers) {
+                let patience = if it.is_away { now / 1000 } else { until.div_ceil(1000) };
+                match it.lease.ask(now / 1000, self.scene.limit, 1, || patience, &self.numbers) {
                     Ask::Decided { decision, call } => {
                         self.admitted.extend((decision.outcome == Outcome::Allowed).then_some(now));
                         self.start(node, call);
