@@ -23,8 +23,10 @@ load() {
     curl -sSf -H 'X-Api-Key: tenant-1' "http://127.0.0.1:${port[$1]}/?[1-$2]" -o /dev/null
 }
 
-# Instructions of each function itself, a request: a line of number and name.
+# Instructions of each function itself, a request: a line of number and name. What was called before the count began
+# would stand there with all that it has called since.
 functions() {
+    sed -i '/^calls=0 /,+1d' "$dir/$1.callgrind.1"
     callgrind_annotate --auto=no --threshold=100 --show-percs=no "$dir/$1.callgrind.1" | awk -v n="$REQUESTS" '
         $1 ~ /^[0-9,]+$/ && $2 != "PROGRAM" {
             gsub(",", "", $1)
@@ -60,7 +62,8 @@ for target in "${TARGETS[@]}"; do
     awk -v target="$target" '
         FNR == NR { base += $1; next }
         { mine += $1 }
-        END { printf "| %s | %.0f | %.3f |\n", target, mine, mine / base }' "$dir/${TARGETS[0]}.functions" "$dir/$target.functions"
+        END { printf "| %s | %.0f | %.3f |\n", target, mine, mine / base }' \
+        "$dir/${TARGETS[0]}.functions" "$dir/$target.functions"
 done
 for target in "${TARGETS[@]:1}"; do
     printf '\n%s less %s, by function:\n\n' "$target" "${TARGETS[0]}"

@@ -94,7 +94,8 @@ start_redis() {
 
 # One gateway for each target; those that have no load sleep.
 start_gateway() {
-    local target=$1 limit=true store='' enabled=true rule='"capacity": 2000000000, "refill_per_second": 2000000000'
+    local target=$1 limit=true store='' enabled=true
+    local rule=${RULE:-'"capacity": 2000000000, "refill_per_second": 2000000000'}
     case $target in
     off) limit=false ;;
     process) ;;
