@@ -53,7 +53,6 @@ for target in "${TARGETS[@]}"; do
     callgrind_control --zero "${pid[$target]}" >/dev/null
     load "$target" "$REQUESTS"
     callgrind_control --dump "${pid[$target]}" >/dev/null
-    cp "$dir"/*.callgrind.1 /tmp/edit/
     functions "$target" >"$dir/$target.functions"
 done
 
