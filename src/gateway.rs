@@ -146,14 +146,14 @@ impl Gateway {
         if !route.limit || session.subrequest_ctx.is_some() {
             return Ok(());
         }
-        let verdict = self.decide(head, route).await?;
+        let verdict = self.decide(head, route, ctx.started).await?;
         let problem = Problem::of(&verdict);
         ctx.verdict = Some(verdict);
         problem.map_or(Ok(()), Err)
     }
 
-    /// Charges the request, once: retries at upstreams come later and do not charge again.
-    async fn decide(&self, head: &RequestHeader, route: &RouteRef) -> Result<Verdict, Problem> {
+    /// Charges the request, which began at `started`, once: retries at upstreams come later and do not charge again.
+    async fn decide(&self, head: &RequestHeader, route: &RouteRef, started: Instant) -> Result<Verdict, Problem> {
         let tenant = self.identity.tenant(&head.headers)?;
         let (enforce, shadow) = {
             // Kept no longer than this: a snapshot must not outlive a wait.
@@ -171,7 +171,6 @@ impl Gateway {
             shards: rule.shards,
         };
         let enforced = check(&enforce, false);
-        let started = Instant::now();
         let decision = match &shadow {
             None => self.limiter.decide(&enforced).await,
             Some(shadow) => {

@@ -23,7 +23,11 @@ static DECISIONS: Lazy<IntCounterVec> = Lazy::new(|| {
     counters(opts, &["route", "outcome", "source"])
 });
 static DECISION_SECONDS: Lazy<HistogramVec> = Lazy::new(|| {
-    let opts = histogram_opts!("sekisho_decision_seconds", "Time to decide", DECISION_BUCKETS.to_vec());
+    let opts = histogram_opts!(
+        "sekisho_decision_seconds",
+        "Time from the head of a request to its decision",
+        DECISION_BUCKETS.to_vec()
+    );
     histograms(opts, &["source"])
 });
 static STORE_CALLS: Lazy<IntCounterVec> =
@@ -175,7 +179,7 @@ impl RouteMetrics {
     }
 }
 
-/// Observes the time a decision took, in seconds.
+/// Observes the time from the head of a request to its decision, in seconds.
 pub fn decision_seconds(source: Source, seconds: f64) {
     static HANDLES: Lazy<[Histogram; SOURCES.len()]> =
         Lazy::new(|| SOURCES.map(|source| DECISION_SECONDS.with_label_values(&[source])));
