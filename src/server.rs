@@ -1,7 +1,8 @@
 //! Assembles the process: listeners, background services, signals, shutdown.
 
+mod connections;
 mod drain;
-mod plain;
+mod room;
 mod services;
 
 use std::convert::Infallible;
@@ -18,6 +19,8 @@ use pingora::server::{RunArgs, Server};
 use pingora::services::background::background_service;
 use pingora::services::listening::Service;
 
+use self::connections::Connections;
+use self::room::Room;
 use crate::admin::Admin;
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -94,6 +97,7 @@ impl StartError {
 /// When it cannot start.
 pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     metrics::register();
+    let room = Room::raise();
     let loader =
         Loader::new(&settings.rules, &settings.limiter.default_rule, &settings.identity.mode, &settings.routes);
     loader.initial_load()?;
@@ -123,7 +127,9 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     admin.add_tcp(&settings.admin.listen.to_string());
     admin.threads = Some(1);
 
-    let mut proxy = Service::new("proxy".to_owned(), plain::Connections::new(&server.configuration, gateway));
+    let connections = Connections::new(&server.configuration, gateway, settings.server.client, room.clone());
+    let mut proxy = Service::new("proxy".to_owned(), connections);
+    proxy.endpoints().set_pre_tls_callback(Arc::new(room));
     for address in &settings.server.listen {
         proxy.add_tcp(&address.to_string());
     }
