@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use http::header;
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::modules::http::HttpModules;
 use pingora::upstreams::peer::HttpPeer;
@@ -222,6 +223,12 @@ fn peer_address(session: &Session) -> Option<IpAddr> {
     Some(session.client_addr()?.as_inet()?.ip())
 }
 
+/// Whether the upstream cannot answer yet because the client still owes it the body.
+fn waits_for_client(session: &mut Session) -> bool {
+    // One that asks first waits for the upstream's word.
+    !session.is_body_done() && !session.req_header().headers.contains_key(header::EXPECT)
+}
+
 /// The `kind` of a failed attempt.
 fn failure_kind(error: &Error) -> &'static str {
     use ErrorType::{
@@ -334,6 +341,10 @@ impl ProxyHttp for Gateway {
         ctx: &mut Ctx,
         client_reused: bool,
     ) -> Box<Error> {
+        let mut e = e;
+        if *e.etype() == ErrorType::ReadTimedout && waits_for_client(session) {
+            e.as_down();
+        }
         if *e.esource() == ErrorSource::Upstream
             && let Some(pool) = self.pool(ctx)
         {

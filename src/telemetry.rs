@@ -1,11 +1,16 @@
 //! The log: lines on stderr; `RUST_LOG` chooses what is told (default `info`).
 
+mod throttle;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{EnvFilter, FilterExt, LevelFilter};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+
+use self::throttle::Throttle;
 
 /// Never more than this of Pingora's own log: below it stand whole request heads, API keys included.
 const QUIET: [&str; 3] = ["pingora_core", "pingora_http", "pingora_load_balancing"];
@@ -22,7 +27,8 @@ pub fn init() {
     let silent = SILENT.iter().map(|target| format!("{target}=off"));
     let filter =
         quiet.chain(silent).filter_map(|directive| directive.parse().ok()).fold(chosen, EnvFilter::add_directive);
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let _ = tracing_subscriber::registry().with(lines.with_filter(filter.and(Throttle::default()))).try_init();
 }
 
 /// Something that may happen very often, and is told at most once in a while.
