@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_kind_is_the_beginning_of_a_message_and_nothing_that_differs_by_client() {
         let mut kind = Kind(String::new());
-        let _ = write!(kind, "Downstream handshake error from {}", "127.0.0.1");
+        let _ = write!(kind, "Downstream handshake error from {}", std::net::Ipv4Addr::LOCALHOST);
         assert_eq!(kind.0, "Downstream handshake");
     }
 
