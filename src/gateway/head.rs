@@ -15,20 +15,26 @@ tokio::task_local! {
 /// Serves one request of a connection of HTTP/1.1; `None` where `limit` passed before its head was there. What it takes
 /// afterwards has limits of its own.
 pub async fn within<T>(limit: Duration, serving: impl Future<Output = T>) -> Option<T> {
+    ARRIVED.scope(Cell::new(false), begun_within(limit, || ARRIVED.with(Cell::get), serving)).await
+}
+
+/// Serves to the end what has begun within `limit`; `None` where it has not.
+pub async fn begun_within<T>(
+    limit: Duration,
+    has_begun: impl Fn() -> bool,
+    serving: impl Future<Output = T>,
+) -> Option<T> {
     let late = async {
         sleep(limit).await;
-        if ARRIVED.with(Cell::get) {
+        if has_begun() {
             pending::<()>().await;
         }
     };
-    let race = async {
-        tokio::select! {
-            biased;
-            served = serving => Some(served),
-            () = late => None,
-        }
-    };
-    ARRIVED.scope(Cell::new(false), race).await
+    tokio::select! {
+        biased;
+        served = serving => Some(served),
+        () = late => None,
+    }
 }
 
 /// Says that the head is there. Streams of HTTP/2 have tasks of their own, to which this means nothing.

@@ -5,10 +5,12 @@
 //! send such) would get no answer, and idle connections would never be closed.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use pingora::apps::{HttpServerApp, HttpServerOptions, ReusedHttpStream, ServerApp};
 use pingora::protocols::http::ServerSession;
+use pingora::protocols::http::v2::server::H2Options;
 use pingora::protocols::l4::stream::Stream as PlainStream;
 use pingora::protocols::{ALPN, Stream};
 use pingora::server::ShutdownWatch;
@@ -65,6 +67,15 @@ impl Connections {
         }
     }
 
+    /// Serves all requests of a connection, the first of which has to come in time: after TLS, Pingora waits for the
+    /// preface for ever.
+    async fn serve_http2(&self, proxy: &Arc<HttpProxy<Gateway>>, connection: Stream, shutdown: &ShutdownWatch) {
+        let proxy = Arc::new(Http2 { proxy: Arc::clone(proxy), has_begun: AtomicBool::new(false) });
+        let has_begun = || proxy.has_begun.load(Ordering::Relaxed);
+        let limit = self.limits.keepalive + self.limits.header;
+        head::begun_within(limit, has_begun, proxy.process_new(connection, shutdown)).await;
+    }
+
     /// Whether what comes begins with the preface of HTTP/2, decided by the first byte that tells; nothing is taken away.
     /// `None` when too little comes in time.
     async fn begins_http2(&self, connection: &mut PlainStream) -> Option<bool> {
@@ -85,13 +96,40 @@ impl Connections {
     }
 }
 
+/// One connection of HTTP/2.
+struct Http2 {
+    proxy: Arc<HttpProxy<Gateway>>,
+    /// Has there been a request?
+    has_begun: AtomicBool,
+}
+
+#[async_trait]
+impl HttpServerApp for Http2 {
+    async fn process_new_http(
+        self: &Arc<Self>,
+        session: ServerSession,
+        shutdown: &ShutdownWatch,
+    ) -> Option<ReusedHttpStream> {
+        self.has_begun.store(true, Ordering::Relaxed);
+        self.proxy.process_new_http(session, shutdown).await
+    }
+
+    fn h2_options(&self) -> Option<H2Options> {
+        self.proxy.h2_options()
+    }
+
+    fn server_options(&self) -> Option<&HttpServerOptions> {
+        self.proxy.server_options()
+    }
+}
+
 #[async_trait]
 impl ServerApp for Connections {
     /// To the end of the connection: there is no next time for it.
     async fn process_new(self: &Arc<Self>, connection: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
         if !connection.as_any().is::<PlainStream>() {
             match connection.selected_alpn_proto() {
-                Some(ALPN::H2) => drop(self.http1.process_new(connection, shutdown).await),
+                Some(ALPN::H2) => self.serve_http2(&self.http1, connection, shutdown).await,
                 _ => self.serve_http1(connection, false, shutdown).await,
             }
             return None;
@@ -103,7 +141,7 @@ impl ServerApp for Connections {
         }
         match self.begins_http2(&mut plain).await? {
             false => self.serve_http1(plain, true, shutdown).await,
-            true => drop(self.http2.process_new(plain, shutdown).await),
+            true => self.serve_http2(&self.http2, plain, shutdown).await,
         }
         None
     }

@@ -1,8 +1,10 @@
 //! Too many clients, slow ones, idle ones, and ones that leave: nobody else notices.
 
+use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use openssl::ssl::{SslConnector, SslMethod, SslVerifyMode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpStream;
 
@@ -67,6 +69,48 @@ async fn a_head_that_comes_byte_by_byte_for_ever_is_cut_off() {
     assert!(took > least && took < Duration::from_secs(6), "after a good request: {took:?}");
     assert_eq!(upstream.requests(), 1);
     assert_eq!(complaints(&gateway), [] as [String; 0], "nothing that a client does is worth a line each");
+}
+
+/// A TLS connection that agreed on a protocol, and then waits for the gateway to close; how long that took.
+fn silent_after_tls(address: SocketAddr, alpn: &[u8], bytes: &[u8]) -> Duration {
+    let mut connector = SslConnector::builder(SslMethod::tls_client()).unwrap();
+    connector.set_verify(SslVerifyMode::NONE);
+    connector.set_alpn_protos(alpn).unwrap();
+    let stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut tls = connector.build().connect("gateway.test", stream).unwrap();
+    let start = Instant::now();
+    tls.write_all(bytes).unwrap();
+    let mut answer = Vec::new();
+    let end = tls.read_to_end(&mut answer);
+    assert!(
+        !matches!(end, Err(ref error) if error.kind() == std::io::ErrorKind::WouldBlock),
+        "{alpn:?}: it stays open"
+    );
+    start.elapsed()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_tls_the_same_limits_hold() {
+    let upstream = Upstream::normal().await;
+    let (dir, listen) = (tempfile::tempdir().unwrap(), free_address());
+    write_certificate(dir.path());
+    let setup = Setup::new(upstream.address)
+        .set("server", "header_timeout", "\"500ms\"")
+        .set("server", "keepalive_timeout", "\"1s\"")
+        .limit(100, HARDLY);
+    let _gateway = with_tls(setup, dir.path(), listen).start().await;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
+    for (alpn, bytes) in [
+        (&b"\x02h2"[..], &b""[..]),
+        (b"\x02h2", b"PRI * HTT"),
+        (b"\x02h2", preface),
+        (b"\x08http/1.1", b""),
+        (b"\x08http/1.1", b"GET /orders HTTP/1.1\r\nHost: ga"),
+    ] {
+        let took = silent_after_tls(listen, alpn, bytes);
+        assert!(took > Duration::from_millis(400) && took < Duration::from_secs(5), "{alpn:?} {bytes:?}: {took:?}");
+    }
 }
 
 #[tokio::test]
