@@ -15,9 +15,9 @@ use self::throttle::Throttle;
 /// Never more than this of Pingora's own log: below it stand whole request heads, API keys included.
 const QUIET: [&str; 3] = ["pingora_core", "pingora_http", "pingora_load_balancing"];
 
-/// Nothing at all of these, which any client can fill the log with. The connectors say at level ERROR, and nothing more,
-/// that a connection from the pool was not free yet: with several workers many times a second. The proxy has a line for
-/// each client that leaves, and for each try at a server that is down; [`gateway`](crate::gateway) tells what matters.
+/// Nothing at all of these, which would fill the log. The connectors say at level ERROR that a connection from the pool
+/// was not free yet: with several workers many times a second. The proxy has a line for each client that leaves, and for
+/// each try at a server that is down; [`gateway`](crate::gateway) tells what matters.
 const SILENT: [&str; 2] = ["pingora_core::connectors", "pingora_proxy"];
 
 /// Starts logging. A second call changes nothing.

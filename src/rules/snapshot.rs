@@ -95,7 +95,7 @@ impl Snapshot {
         }
         let path = self.path.clone();
         let written = tokio::task::spawn_blocking(move || replace(&path, write)).await;
-        let fault = written.map_err(io::Error::other).flatten().err();
+        let fault = written.map_err(io::Error::other).and_then(|written| written).err();
         self.set_current(fault.is_none());
         fault.map(|error| format!("{}: the snapshot cannot be written: {error}", self.path.display()))
     }

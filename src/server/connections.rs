@@ -1,5 +1,5 @@
-//! Client connections: refused where there is no room, told apart by their first bytes where they are plain (HTTP/1.1, or
-//! HTTP/2 by prior knowledge), and closed where a client is too slow.
+//! Client connections: refused where there is no room, told apart by their first bytes where they are plain (HTTP/1.1,
+//! or HTTP/2 by prior knowledge), and closed where a client is too slow.
 //!
 //! Pingora's own look waits for as many bytes as the preface of HTTP/2 has, for ever: a shorter request (health checks
 //! send such) would get no answer, and idle connections would never be closed.
@@ -76,8 +76,8 @@ impl Connections {
         head::begun_within(limit, has_begun, proxy.process_new(connection, shutdown)).await;
     }
 
-    /// Whether what comes begins with the preface of HTTP/2, decided by the first byte that tells; nothing is taken away.
-    /// `None` when too little comes in time.
+    /// Whether what comes begins with the preface of HTTP/2, decided by the first byte that tells; nothing is taken
+    /// away. `None` when too little comes in time.
     async fn begins_http2(&self, connection: &mut PlainStream) -> Option<bool> {
         let mut seen = [0; PREFACE.len()];
         let mut length = timeout(self.limits.keepalive, connection.read(&mut seen)).await.ok()?.ok()?;

@@ -22,7 +22,8 @@ const UNLIMITED: u64 = 1 << 20;
 /// What a plain connection gets that there is no room for.
 const REFUSAL: &str = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n\
     Content-Length: 117\r\nCache-Control: no-store\r\nRetry-After: 1\r\nConnection: close\r\n\r\n\
-    {\"type\":\"about:blank\",\"title\":\"Service Unavailable\",\"status\":503,\"detail\":\"the gateway has no room for a connection\"}";
+    {\"type\":\"about:blank\",\"title\":\"Service Unavailable\",\"status\":503,\
+    \"detail\":\"the gateway has no room for a connection\"}";
 
 /// How often the log is told of refused connections, at most.
 const TELL_EVERY: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! What libraries log, at most once in a while for each kind: some have a line for each client that does something wrong.
+//! What libraries log, at most once in a while for each kind: some have a line for each client's mistake.
 
 use std::fmt::{self, Write};
 use std::time::Duration;
