@@ -65,6 +65,10 @@ pub static RULES_REJECTED: Lazy<IntGauge> =
 /// Seconds since the rules were last read without fault of the source.
 pub static RULES_AGE: Lazy<IntGauge> =
     Lazy::new(|| gauge("sekisho_rules_age_seconds", "Seconds since the rules were last read"));
+/// Client connections for which there was no room.
+pub static CONNECTIONS_REFUSED: Lazy<IntCounter> = Lazy::new(|| {
+    registered(IntCounter::new("sekisho_connections_refused_total", "Client connections for which there was no room"))
+});
 static RULES_RELOADS: Lazy<IntCounterVec> =
     Lazy::new(|| counters(opts!("sekisho_rules_reloads_total", "Reads of the rules"), &["source", "result"]));
 static REQUESTS: Lazy<IntCounterVec> =
@@ -213,6 +217,7 @@ pub fn register() {
         Lazy::force(counters);
     }
     Lazy::force(&BREAKER_STATE);
+    Lazy::force(&CONNECTIONS_REFUSED);
     Lazy::force(&STORE_CALL_SECONDS);
     Lazy::force(&DECISION_SECONDS);
     Lazy::force(&REQUEST_SECONDS);
