@@ -189,8 +189,8 @@ fn what_is_leased_under_an_older_rule_is_never_spent() {
 fn a_stash_too_small_for_those_who_wait_goes_back_with_their_call() {
     let mut key = Key::with_stash(limit(1000, 100.0), 0, 50, 900);
     assert_eq!(key.decided(1, 1).0.source, Source::Lease);
-    let call = key.waits(1, 60).1.unwrap();
-    let message = key.begin(1, call, 20);
+    let (_answer, call) = key.waits(1, 60);
+    let message = key.begin(1, call.unwrap(), 20);
     let report = Report { generation: GENERATION, used: 1, held: 0, back: 49, owed: 0 };
     assert_eq!((message.report, message.prefetch), (report, 20));
     key.waits(1, 1);
