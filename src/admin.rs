@@ -145,6 +145,7 @@ fn sources(status: &Status) -> Value {
         "rejected": status.rejected.total,
         "faults": status.rejected.faults,
         "last_error": status.last_error,
+        "snapshot_error": status.snapshot_error,
     })
 }
 

@@ -54,12 +54,32 @@ pub struct Server {
     pub threads: usize,
     /// The longest drain on SIGTERM or SIGQUIT.
     pub grace_period: Duration,
+    /// `header_timeout`, `body_timeout`, `keepalive_timeout`
+    pub client: ClientTimeouts,
     /// Written when running as a daemon.
     pub pid_file: PathBuf,
     /// Where a new process takes over the listening sockets of this one.
     pub upgrade_socket: PathBuf,
     /// `[[server.tls]]`
     pub tls: Vec<TlsListener>,
+}
+
+/// How long a client may take: whoever is slower must not hold a connection for ever.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientTimeouts {
+    /// For the whole head of a request.
+    pub header: Duration,
+    /// The longest pause within the body of a request, or in taking the answer.
+    pub body: Duration,
+    /// Without a request, before its connection is closed; at least a second.
+    pub keepalive: Duration,
+}
+
+impl ClientTimeouts {
+    /// Pingora counts keep-alive in whole seconds.
+    pub fn keepalive_seconds(&self) -> u64 {
+        self.keepalive.as_secs_f64().ceil() as u64
+    }
 }
 
 /// `[[server.tls]]`: one TLS listener, HTTP/1.1 and HTTP/2 by ALPN.

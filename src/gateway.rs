@@ -2,6 +2,7 @@
 //! modules below; here is only their order.
 
 pub mod echo;
+pub mod head;
 pub mod identity;
 pub mod path;
 pub mod reply;
@@ -16,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use http::header;
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::modules::http::HttpModules;
 use pingora::upstreams::peer::HttpPeer;
@@ -28,7 +30,7 @@ use self::reply::Problem;
 use self::route::{RouteError, RouteRef, Router};
 use self::stamp::Verdict;
 use self::upstream::{Choice, InFlight, Pool, Upkeep, Upstream, UpstreamError, Upstreams};
-use crate::config::Settings;
+use crate::config::{ClientTimeouts, Settings};
 use crate::decision::Outcome;
 use crate::limiter::{Check, Limiter};
 use crate::metrics::{self, RouteMetrics};
@@ -36,11 +38,6 @@ use crate::rule::{FailurePolicy, Rule};
 use crate::rules::Rules;
 use crate::rules::keys::Keys;
 
-/// How long a client may keep a connection without a request, in seconds. Pingora's own default ends with the first
-/// request: from then on it waits for ever.
-const CLIENT_KEEPALIVE_SECONDS: u64 = 60;
-/// The longest wait for a client to take a piece of the answer.
-const CLIENT_WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest wait for what is left of a request after its answer.
 const CLIENT_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// The most attempts at an upstream: one, and one retry where it is safe.
@@ -86,6 +83,7 @@ pub struct Gateway {
     limiter: Arc<Limiter>,
     on_store_failure: FailurePolicy,
     ratelimit_draft: bool,
+    client: ClientTimeouts,
     in_flight: Arc<AtomicUsize>,
     draining: Arc<AtomicBool>,
 }
@@ -119,6 +117,7 @@ impl Gateway {
             limiter,
             on_store_failure: settings.limiter.on_store_failure,
             ratelimit_draft: settings.headers.ratelimit_draft,
+            client: settings.server.client,
             in_flight: Arc::default(),
             draining: Arc::default(),
         };
@@ -146,14 +145,14 @@ impl Gateway {
         if !route.limit || session.subrequest_ctx.is_some() {
             return Ok(());
         }
-        let verdict = self.decide(head, route).await?;
+        let verdict = self.decide(head, route, ctx.started).await?;
         let problem = Problem::of(&verdict);
         ctx.verdict = Some(verdict);
         problem.map_or(Ok(()), Err)
     }
 
-    /// Charges the request, once: retries at upstreams come later and do not charge again.
-    async fn decide(&self, head: &RequestHeader, route: &RouteRef) -> Result<Verdict, Problem> {
+    /// Charges the request, which began at `started`, once: retries at upstreams come later and do not charge again.
+    async fn decide(&self, head: &RequestHeader, route: &RouteRef, started: Instant) -> Result<Verdict, Problem> {
         let tenant = self.identity.tenant(&head.headers)?;
         let (enforce, shadow) = {
             // Kept no longer than this: a snapshot must not outlive a wait.
@@ -171,7 +170,6 @@ impl Gateway {
             shards: rule.shards,
         };
         let enforced = check(&enforce, false);
-        let started = Instant::now();
         let decision = match &shadow {
             None => self.limiter.decide(&enforced).await,
             Some(shadow) => {
@@ -224,6 +222,12 @@ fn peer_address(session: &Session) -> Option<IpAddr> {
     Some(session.client_addr()?.as_inet()?.ip())
 }
 
+/// Whether the upstream cannot answer yet because the client still owes it the body.
+fn waits_for_client(session: &mut Session) -> bool {
+    // One that asks first waits for the upstream's word.
+    !session.is_body_done() && !session.req_header().headers.contains_key(header::EXPECT)
+}
+
 /// The `kind` of a failed attempt.
 fn failure_kind(error: &Error) -> &'static str {
     use ErrorType::{
@@ -245,6 +249,7 @@ impl ProxyHttp for Gateway {
     type CTX = Ctx;
 
     fn new_ctx(&self) -> Ctx {
+        head::arrived();
         Ctx {
             started: Instant::now(),
             _in_flight: InFlight::new(&self.in_flight),
@@ -260,10 +265,12 @@ impl ProxyHttp for Gateway {
     }
 
     async fn request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> pingora::Result<bool> {
-        session.set_write_timeout(Some(CLIENT_WRITE_TIMEOUT));
+        session.set_read_timeout(Some(self.client.body));
+        session.set_write_timeout(Some(self.client.body));
         session.set_total_drain_timeout(Some(CLIENT_DRAIN_TIMEOUT));
+        // Pingora waits for ever for the next request of a client that asks for keep-alive by name.
         if session.get_keepalive() == Some(0) {
-            session.set_keepalive(Some(CLIENT_KEEPALIVE_SECONDS));
+            session.set_keepalive(Some(self.client.keepalive_seconds()));
         }
         if self.draining.load(Ordering::Relaxed) {
             session.set_keepalive(None);
@@ -286,7 +293,7 @@ impl ProxyHttp for Gateway {
         ctx.attempts += 1;
         // After a failed connection the next server has been chosen already.
         let Some(choice) = ctx.choice.take().or_else(|| pool.choose(&session.req_header().headers, None)) else {
-            metrics::upstream_failure(pool.name(), "no_server");
+            pool.failed("no_server", &"no healthy server");
             return Err(Error::create(
                 ErrorType::ConnectNoRoute,
                 ErrorSource::Upstream,
@@ -316,7 +323,7 @@ impl ProxyHttp for Gateway {
     fn fail_to_connect(&self, session: &mut Session, _peer: &HttpPeer, ctx: &mut Ctx, mut e: Box<Error>) -> Box<Error> {
         let failed = ctx.choice.take().map(|choice| choice.address);
         if let Some(pool) = self.pool(ctx) {
-            metrics::upstream_failure(pool.name(), failure_kind(&e));
+            pool.failed(failure_kind(&e), &e);
             // Nothing has been sent: any method may go to another server, if there is one.
             let next = (ctx.attempts < ATTEMPTS).then(|| pool.choose(&session.req_header().headers, failed)).flatten();
             e.set_retry(next.is_some());
@@ -333,10 +340,14 @@ impl ProxyHttp for Gateway {
         ctx: &mut Ctx,
         client_reused: bool,
     ) -> Box<Error> {
+        let mut e = e;
+        if *e.etype() == ErrorType::ReadTimedout && waits_for_client(session) {
+            e.as_down();
+        }
         if *e.esource() == ErrorSource::Upstream
             && let Some(pool) = self.pool(ctx)
         {
-            metrics::upstream_failure(pool.name(), failure_kind(&e));
+            pool.failed(failure_kind(&e), &e);
         }
         ctx.choice = None;
         // Pingora's own policy: only idempotent methods whose body can be sent again, and where the connection was
@@ -366,6 +377,9 @@ impl ProxyHttp for Gateway {
 
     async fn fail_to_proxy(&self, session: &mut Session, e: &Error, ctx: &mut Ctx) -> FailToProxy {
         let problem = Problem::of_failure(e);
+        if problem == Some(Problem::Internal) {
+            tracing::error!(error = %e, "a fault of the gateway");
+        }
         // The connection is in no state to be used again, and the answer must say so.
         session.set_keepalive(None);
         let begun = session.response_written().is_some_and(|response| !response.status.is_informational());
@@ -375,9 +389,9 @@ impl ProxyHttp for Gateway {
         FailToProxy { error_code: problem.map_or(0, |problem| problem.status().as_u16()), can_reuse_downstream: false }
     }
 
-    /// What a client does wrong is its own affair: any of them could fill the log.
-    fn suppress_error_log(&self, _session: &Session, _ctx: &Ctx, error: &Error) -> bool {
-        *error.esource() == ErrorSource::Downstream
+    /// Any client could fill the log, and so could a server that is down: what matters is told where it happens.
+    fn suppress_error_log(&self, _session: &Session, _ctx: &Ctx, _error: &Error) -> bool {
+        true
     }
 
     async fn logging(&self, session: &mut Session, error: Option<&Error>, ctx: &mut Ctx) {

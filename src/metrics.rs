@@ -23,7 +23,11 @@ static DECISIONS: Lazy<IntCounterVec> = Lazy::new(|| {
     counters(opts, &["route", "outcome", "source"])
 });
 static DECISION_SECONDS: Lazy<HistogramVec> = Lazy::new(|| {
-    let opts = histogram_opts!("sekisho_decision_seconds", "Time to decide", DECISION_BUCKETS.to_vec());
+    let opts = histogram_opts!(
+        "sekisho_decision_seconds",
+        "Time from the head of a request to its decision",
+        DECISION_BUCKETS.to_vec()
+    );
     histograms(opts, &["source"])
 });
 static STORE_CALLS: Lazy<IntCounterVec> =
@@ -61,6 +65,10 @@ pub static RULES_REJECTED: Lazy<IntGauge> =
 /// Seconds since the rules were last read without fault of the source.
 pub static RULES_AGE: Lazy<IntGauge> =
     Lazy::new(|| gauge("sekisho_rules_age_seconds", "Seconds since the rules were last read"));
+/// Client connections for which there was no room.
+pub static CONNECTIONS_REFUSED: Lazy<IntCounter> = Lazy::new(|| {
+    registered(IntCounter::new("sekisho_connections_refused_total", "Client connections for which there was no room"))
+});
 static RULES_RELOADS: Lazy<IntCounterVec> =
     Lazy::new(|| counters(opts!("sekisho_rules_reloads_total", "Reads of the rules"), &["source", "result"]));
 static REQUESTS: Lazy<IntCounterVec> =
@@ -175,7 +183,7 @@ impl RouteMetrics {
     }
 }
 
-/// Observes the time a decision took, in seconds.
+/// Observes the time from the head of a request to its decision, in seconds.
 pub fn decision_seconds(source: Source, seconds: f64) {
     static HANDLES: Lazy<[Histogram; SOURCES.len()]> =
         Lazy::new(|| SOURCES.map(|source| DECISION_SECONDS.with_label_values(&[source])));
@@ -209,6 +217,7 @@ pub fn register() {
         Lazy::force(counters);
     }
     Lazy::force(&BREAKER_STATE);
+    Lazy::force(&CONNECTIONS_REFUSED);
     Lazy::force(&STORE_CALL_SECONDS);
     Lazy::force(&DECISION_SECONDS);
     Lazy::force(&REQUEST_SECONDS);

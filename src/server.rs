@@ -1,7 +1,8 @@
 //! Assembles the process: listeners, background services, signals, shutdown.
 
+mod connections;
 mod drain;
-mod plain;
+mod room;
 mod services;
 
 use std::convert::Infallible;
@@ -12,12 +13,16 @@ use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use pingora::listeners::ListenerConfig;
 use pingora::listeners::tls::TlsSettings;
+use pingora::protocols::l4::stream::L4BufferSettings;
 use pingora::server::configuration::{Opt, ServerConf};
 use pingora::server::{RunArgs, Server};
 use pingora::services::background::background_service;
 use pingora::services::listening::Service;
 
+use self::connections::Connections;
+use self::room::Room;
 use crate::admin::Admin;
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -30,6 +35,9 @@ use crate::rules::Loader;
 
 /// Idle connections to upstreams kept for reuse, per worker thread.
 const UPSTREAM_POOL: usize = 256;
+/// Bytes of each client connection's read buffer. Pingora's 64 KiB would be most of what an idle connection takes; what
+/// does not fit, such as bodies, is read past it.
+const READ_BUFFER: usize = 4096;
 /// Exit code of a process that could not start.
 const NOT_STARTED: i32 = 3;
 
@@ -94,6 +102,7 @@ impl StartError {
 /// When it cannot start.
 pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     metrics::register();
+    let room = Room::raise();
     let loader =
         Loader::new(&settings.rules, &settings.limiter.default_rule, &settings.identity.mode, &settings.routes);
     loader.initial_load()?;
@@ -123,16 +132,19 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     admin.add_tcp(&settings.admin.listen.to_string());
     admin.threads = Some(1);
 
-    let mut proxy = Service::new("proxy".to_owned(), plain::Connections::new(&server.configuration, gateway));
+    let connections = Connections::new(&server.configuration, gateway, settings.server.client, room.clone());
+    let mut proxy = Service::new("proxy".to_owned(), connections);
+    proxy.endpoints().set_pre_tls_callback(Arc::new(room));
+    let buffers = L4BufferSettings::default().read(READ_BUFFER);
     for address in &settings.server.listen {
-        proxy.add_tcp(&address.to_string());
+        proxy.add_listener(ListenerConfig::tcp(address.to_string()).l4_buffer(buffers));
     }
     for listener in &settings.server.tls {
         let (certificate, key) = (listener.certificate.to_string_lossy(), listener.key.to_string_lossy());
         let mut tls = TlsSettings::intermediate(&certificate, &key)
             .map_err(|error| StartError::Tls { address: listener.listen, error })?;
         tls.enable_h2();
-        proxy.add_tls_with_settings(&listener.listen.to_string(), None, tls);
+        proxy.add_listener(ListenerConfig::tcp(listener.listen.to_string()).tls(tls).l4_buffer(buffers));
     }
 
     server.add_service(proxy);

@@ -103,6 +103,11 @@ fn settings(
             listen: vec![address],
             threads: 1,
             grace_period: Duration::ZERO,
+            client: config::ClientTimeouts {
+                header: Duration::from_secs(10),
+                body: Duration::from_secs(60),
+                keepalive: Duration::from_secs(60),
+            },
             pid_file: "/dev/null".into(),
             upgrade_socket: "/dev/null".into(),
             tls: Vec::new(),

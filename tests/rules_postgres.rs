@@ -375,3 +375,109 @@ async fn a_hundred_thousand_tenants_load_in_less_than_five_seconds() {
     assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
     assert!(loader.rules().load().get("tenant-100000", "route-4").is_some());
 }
+
+/// A database URL that leads nowhere.
+fn away() -> Option<Secret> {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    Some(Secret(format!("postgres://{nobody}/rules")))
+}
+
+#[tokio::test]
+async fn keys_from_the_database_have_a_snapshot_too() {
+    let database = Database::create(SCHEMA).await;
+    database
+        .execute("INSERT INTO api_key (key_sha256, tenant_id) VALUES (encode(sha256('the key'), 'hex'), 'shop-a')")
+        .await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = database.settings();
+    settings.snapshot = Some(folder.path().join("rules.json"));
+    let registered = IdentityMode::Registered { keys_file: None };
+    let first = loader(&settings, &registered);
+    first.start().await.unwrap();
+    let path = folder.path().join("rules.keys.json");
+    assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+
+    settings.database_url = away();
+    let hash: [u8; 32] =
+        sha2::Digest::finalize(sha2::Digest::chain_update(<sha2::Sha256 as sha2::Digest>::new(), b"the key")).into();
+    let second = loader(&settings, &registered);
+    second.start().await.unwrap();
+    assert_eq!(second.keys().tenant(&hash).as_deref(), Some("shop-a"));
+    assert_eq!(second.keys().status().source, Some(Source::Snapshot));
+    assert!(second.keys().status().last_error.is_none(), "it was read well");
+    assert!(!second.reload().await);
+    assert!(second.keys().status().last_error.is_some());
+    assert_eq!(second.keys().tenant(&hash).as_deref(), Some("shop-a"));
+
+    std::fs::write(&path, b"\x00\xff").unwrap();
+    let third = loader(&settings, &registered);
+    third.start().await.unwrap();
+    assert_eq!(third.keys().tenant(&hash), None);
+    let error = third.keys().status().last_error.unwrap();
+    assert!(error.contains("rules.keys.json"), "{error}");
+}
+
+#[tokio::test]
+async fn an_old_snapshot_serves_and_its_age_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("snapshot.json");
+    std::fs::write(&path, r#"[{"tenant_id": "a", "route_id": "*", "capacity": 5, "refill_per_second": 1}]"#).unwrap();
+    let old = std::time::SystemTime::now() - Duration::from_secs(86_400);
+    std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
+    let settings =
+        config::Rules { file: None, database_url: away(), refresh: Duration::from_secs(3600), snapshot: Some(path) };
+    let loader = loader(&settings, &IdentityMode::Direct);
+    loader.start().await.unwrap();
+    assert_eq!(capacity(&loader, "a"), Some(5));
+    let age = loader.rules().status().age.unwrap();
+    assert!(age >= Duration::from_secs(86_000), "{age:?}");
+}
+
+#[tokio::test]
+async fn a_statement_that_takes_minutes_delays_a_start_by_seconds() {
+    let database = Database::create(
+        "CREATE VIEW rate_limit_rule AS SELECT 'a' AS tenant_id, '*' AS route_id, 5 AS capacity,
+             1 AS refill_per_second FROM (SELECT pg_sleep(100)) AS slow",
+    )
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = database.settings();
+    let path = folder.path().join("snapshot.json");
+    std::fs::write(&path, r#"[{"tenant_id": "a", "route_id": "*", "capacity": 6, "refill_per_second": 1}]"#).unwrap();
+    settings.snapshot = Some(path);
+    let loader = loader(&settings, &IdentityMode::Direct);
+    let start = Instant::now();
+    loader.start().await.unwrap();
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    let status = loader.rules().status();
+    assert_eq!((capacity(&loader, "a"), status.source), (Some(6), Some(Source::Snapshot)));
+}
+
+#[tokio::test]
+async fn columns_of_the_wrong_type_are_faults_of_their_rows() {
+    let table = "CREATE TABLE rate_limit_rule (tenant_id JSON, route_id TEXT, capacity TEXT,
+                     refill_per_second DOUBLE PRECISION, cost TEXT, enabled TEXT)";
+    let database = Database::create(table).await;
+    database
+        .execute(
+            r#"INSERT INTO rate_limit_rule VALUES
+                 ('5', '*', '5', 1, NULL, 'true'), ('"a"', '*', 'many', 1, NULL, NULL),
+                 ('6', '*', '5', 'Infinity', NULL, NULL), ('7', '*', '5', 1, 'lots', NULL),
+                 ('8', '*', '5', 1, NULL, 'perhaps'), ('9', '*', '5.5', 1, NULL, NULL)"#,
+        )
+        .await;
+    let loader = database.loader();
+    loader.start().await.unwrap();
+    let status = loader.rules().status();
+    assert_eq!((status.loaded, status.rejected.total), (1, 5), "{:#?}", status.rejected.faults);
+    assert_eq!(capacity(&loader, "5"), Some(5), "text that says a number is one");
+    for fault in ["capacity is", "refill", "cost is", "enabled is"] {
+        assert!(status.rejected.faults.iter().any(|f| f.contains(fault)), "{fault}: {:#?}", status.rejected.faults);
+    }
+
+    // A table of the same name that has nothing to do with it.
+    database.execute("DROP TABLE rate_limit_rule; CREATE TABLE rate_limit_rule (rule POINT)").await;
+    assert!(!loader.reload().await);
+    assert_eq!(capacity(&loader, "5"), Some(5));
+    assert!(loader.rules().status().last_error.unwrap().contains("has no column tenant_id"));
+}

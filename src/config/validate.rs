@@ -19,7 +19,7 @@ use self::value::{
 };
 use super::fault::{At, Place, Report};
 use super::file::{self, File};
-use super::{Admin, Headers, Identity, IdentityMode, Rules, Server, Settings, Store};
+use super::{Admin, ClientTimeouts, Headers, Identity, IdentityMode, Rules, Server, Settings, Store};
 
 const HOUR: u64 = 3600;
 
@@ -58,9 +58,21 @@ fn server(raw: &file::Server, report: &Report) -> Server {
         listen: listen.iter().filter_map(|address| report.parse_at(address, listener)).collect(),
         threads: threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
         grace_period: grace_period.unwrap_or(Duration::from_secs(10)),
+        client: client_timeouts(raw, report),
         pid_file: path_or(&raw.pid_file, "/run/sekisho/sekisho.pid", report),
         upgrade_socket: path_or(&raw.upgrade_socket, "/run/sekisho/upgrade.sock", report),
         tls: raw.tls.iter().filter_map(|raw| tls::listener(raw, report)).collect(),
+    }
+}
+
+fn client_timeouts(raw: &file::Server, report: &Report) -> ClientTimeouts {
+    let up_to_an_hour = |text: &str| duration(text, Between::up_to_seconds(HOUR));
+    // Whole seconds are all that Pingora knows here, and to it 0 means for ever.
+    let keepalive = |text: &str| duration(text, Between(Duration::from_secs(1), Duration::from_secs(HOUR)));
+    ClientTimeouts {
+        header: report.parse(&raw.header_timeout, up_to_an_hour).unwrap_or(Duration::from_secs(10)),
+        body: report.parse(&raw.body_timeout, up_to_an_hour).unwrap_or(Duration::from_secs(60)),
+        keepalive: report.parse(&raw.keepalive_timeout, keepalive).unwrap_or(Duration::from_secs(60)),
     }
 }
 

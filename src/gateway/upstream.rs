@@ -4,6 +4,7 @@ mod balance;
 mod discovery;
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +19,14 @@ use tokio::task::JoinSet;
 
 use self::balance::Balancer;
 pub use self::balance::{Choice, InFlight};
-use crate::config;
+use crate::telemetry::Seldom;
+use crate::{config, metrics};
 
 /// How long an unused connection to a server is kept for the next request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often the log is told of failed attempts at one upstream, at most.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 
 /// Where a route sends its requests.
 #[derive(Clone, Debug)]
@@ -88,6 +93,7 @@ pub struct Pool {
     balancer: Balancer,
     /// Everything about a peer but its address.
     template: HttpPeer,
+    told: Seldom,
 }
 
 impl Pool {
@@ -95,12 +101,15 @@ impl Pool {
         let template = template(settings);
         let balancer = Balancer::new(name, settings, &template)
             .map_err(|reason| UpstreamError::HealthCheck { upstream: name.to_owned(), reason })?;
-        Ok(Self { name: name.into(), balancer, template })
+        Ok(Self { name: name.into(), balancer, template, told: Seldom::new(TELL_EVERY) })
     }
 
-    /// Its name in the configuration.
-    pub fn name(&self) -> &Arc<str> {
-        &self.name
+    /// Counts a failed attempt, and tells of it now and then: while a server is down there is one for each request.
+    pub fn failed(&self, kind: &str, error: &dyn Display) {
+        metrics::upstream_failure(&self.name, kind);
+        if let Some(failed) = self.told.tell() {
+            tracing::warn!(upstream = &*self.name, failed, kind, %error, "attempts at an upstream failed");
+        }
     }
 
     /// A healthy server for a request, other than `avoid`; `None` when there is none.

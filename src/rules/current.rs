@@ -6,7 +6,7 @@ use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
 use super::merge::Merged;
-use super::report::{LoadError, Record, Source, Status};
+use super::report::{LoadError, Record, SnapshotState, Source, Status};
 use super::{Rule, RuleSet};
 
 /// The rules in force, replaced as a whole when a source changes.
@@ -60,6 +60,11 @@ impl Rules {
         }
         self.record.lock().good(source, loaded, rejected, changed);
         changed
+    }
+
+    /// The snapshot that was read is this old, or could not be written.
+    pub(super) fn snapshot(&self, state: SnapshotState) {
+        self.record.lock().snapshot(state);
     }
 
     /// A source failed; what is in force stays.

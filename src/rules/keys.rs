@@ -15,11 +15,11 @@ use super::ANY;
 use super::file::{FileError, read_array};
 use super::merge::Place;
 use super::raw::{check_id, unquote, without_position};
-use super::report::{LoadError, Record, Rejected, Source, Status};
+use super::report::{LoadError, Record, Rejected, SnapshotState, Source, Status};
 use crate::rule::shown;
 
 // Its keys are SHA-256 already: nobody chooses where they fall.
-type KeyMap = HashMap<[u8; 32], Arc<str>, FixedState>;
+pub(super) type KeyMap = HashMap<[u8; 32], Arc<str>, FixedState>;
 
 /// The keys in force, replaced as a whole when their source changes.
 #[derive(Debug)]
@@ -50,6 +50,11 @@ impl Keys {
         self.record.lock().status(self.current.load().len())
     }
 
+    /// Those in force.
+    pub(super) fn in_force(&self) -> Arc<KeyMap> {
+        self.current.load_full()
+    }
+
     pub(super) fn merge(&self, rejected: Rejected) -> KeyMerge {
         KeyMerge {
             in_force: self.current.load_full(),
@@ -59,14 +64,20 @@ impl Keys {
         }
     }
 
-    /// Puts what a source gave in force.
-    pub(super) fn replace(&self, source: Source, merged: KeyMerge) {
+    /// Puts what a source gave in force; says whether anything changed.
+    pub(super) fn replace(&self, source: Source, merged: KeyMerge) -> bool {
         let KeyMerge { in_force, building, rejected, .. } = merged;
         let (changed, loaded) = (building != *in_force, building.len());
         if changed {
             self.current.store(Arc::new(building));
         }
         self.record.lock().good(source, loaded, rejected, changed);
+        changed
+    }
+
+    /// The snapshot that was read is this old, or could not be written.
+    pub(super) fn snapshot(&self, state: SnapshotState) {
+        self.record.lock().snapshot(state);
     }
 
     /// A source failed; what is in force stays.

@@ -1,24 +1,31 @@
 //! When to read which source: at start, every `rules.refresh`, on SIGHUP, and sooner after a failure.
 
+mod check;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
 
+pub use self::check::Checked;
 use super::file::read_rules;
 use super::keys::{KeyMerge, Keys, read_keys};
 use super::merge::{Merge, Merged};
 use super::postgres::{Database, DatabaseError};
-use super::report::{LoadError, Rejected, Source};
-use super::{ANY, Rule, RuleSet, Rules, snapshot};
+use super::report::{LoadError, Rejected, SnapshotState, Source};
+use super::snapshot::{Snapshot, write_keys, write_rules};
+use super::{ANY, Rule, RuleSet, Rules};
 use crate::config::{self, IdentityMode, Route, Secret};
 
 /// The pause after a first failure; doubled with each further one, up to `rules.refresh`.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
+
+/// The longest that a start waits for the database where there is a snapshot to start from.
+const START_PATIENCE: Duration = Duration::from_secs(10);
 
 /// So many unknown routes are named in one line of the log.
 const MOST_ROUTES_NAMED: usize = 10;
@@ -40,16 +47,11 @@ pub struct Loader {
     routes: BTreeSet<String>,
     rules: Arc<Rules>,
     keys: Arc<Keys>,
-    /// Is the snapshot on disk what is in force?
-    saved: AtomicBool,
-    /// What the log was told last, so that it is not told again.
-    told: Mutex<Told>,
-}
-
-#[derive(Debug, Default)]
-struct Told {
-    unknown_routes: BTreeSet<Arc<str>>,
-    snapshot_fault: Option<String>,
+    rules_snapshot: Option<Snapshot>,
+    /// Beside that of the rules, where keys come from the database too.
+    keys_snapshot: Option<Snapshot>,
+    /// The unknown routes that the log was told of, so that it is not told again.
+    told_routes: Mutex<BTreeSet<Arc<str>>>,
 }
 
 impl Loader {
@@ -60,14 +62,17 @@ impl Loader {
             IdentityMode::Registered { keys_file: Some(path) } => KeySource::File(path.clone()),
             IdentityMode::Registered { keys_file: None } => KeySource::Database,
         };
+        let snapshot = settings.snapshot.clone();
+        let keys_snapshot = snapshot.clone().filter(|_| matches!(key_source, KeySource::Database));
         Self {
             settings: settings.clone(),
             key_source,
             routes: routes.iter().map(|route| route.id.clone()).collect(),
             rules: Arc::new(Rules::new(default_rule.clone())),
             keys: Arc::default(),
-            saved: AtomicBool::new(false),
-            told: Mutex::default(),
+            rules_snapshot: snapshot.map(Snapshot::new),
+            keys_snapshot: keys_snapshot.map(|path| Snapshot::new(path.with_extension("keys.json"))),
+            told_routes: Mutex::default(),
         }
     }
 
@@ -102,17 +107,50 @@ impl Loader {
             (None, Some(file)) => self.rules_from_file(Source::File, file).await?,
             (None, None) => tracing::warn!("no source of rules is configured: the default rule applies to all"),
         }
-        match self.reload_keys().await {
-            Err(LoadError::Database(error)) if !error.is_final() => {
-                tracing::error!("no API keys are known until the rules database answers: requests get 401");
-                Ok(())
-            }
-            result => result,
+        self.start_keys().await
+    }
+
+    async fn start_keys(&self) -> Result<(), LoadError> {
+        let read = match patience(self.keys_snapshot.as_ref()) {
+            None => self.reload_keys().await,
+            Some(patience) => timeout(patience, self.reload_keys()).await.unwrap_or_else(|_| {
+                let error = DatabaseError::Slow(patience).into();
+                self.keys.failed(Source::Postgres, &error);
+                Err(error)
+            }),
+        };
+        match read {
+            Err(LoadError::Database(error)) if !error.is_final() => {}
+            result => return result,
         }
+        if let Some(snapshot) = &self.keys_snapshot
+            && self.keys_from_snapshot(snapshot).await.is_ok()
+        {
+            tracing::warn!("starting with the API keys of {} until the database answers", snapshot.path().display());
+            return Ok(());
+        }
+        tracing::error!("no API keys are known until the rules database answers: requests get 401");
+        Ok(())
+    }
+
+    async fn keys_from_snapshot(&self, snapshot: &Snapshot) -> Result<(), LoadError> {
+        let merge = file_keys(snapshot.path(), self.keys.merge(Rejected::default())).await;
+        let merge = merge.inspect_err(|error| self.keys.failed(Source::Snapshot, error))?;
+        self.keys.replace(Source::Snapshot, merge);
+        self.keys.snapshot(SnapshotState::Read { age: snapshot.age().unwrap_or_default() });
+        Ok(())
     }
 
     async fn start_from_database(&self, url: &Secret, file: Option<&Path>) -> Result<(), LoadError> {
-        match self.rules_from_database(url).await {
+        let read = match patience(self.rules_snapshot.as_ref()) {
+            None => self.rules_from_database(url).await,
+            Some(patience) => timeout(patience, self.rules_from_database(url)).await.unwrap_or_else(|_| {
+                let error = DatabaseError::Slow(patience).into();
+                self.rules.failed(Source::Postgres, &error);
+                Err(error)
+            }),
+        };
+        match read {
             Err(LoadError::Database(error)) if !error.is_final() => {}
             result => return result,
         }
@@ -156,67 +194,28 @@ impl Loader {
         }
     }
 
-    /// Reads every source there is and judges it, putting nothing in force. Not for use inside a runtime.
-    pub fn check(&self) -> Checked {
-        let mut checked = Checked::default();
-        match temporary_runtime() {
-            Ok(runtime) => runtime.block_on(self.check_sources(&mut checked)),
-            Err(error) => checked.faults.push(LoadError::from(error).to_string()),
-        }
-        checked
-    }
-
-    async fn check_sources(&self, checked: &mut Checked) {
-        if let Some(url) = &self.settings.database_url {
-            let merge = Merge::new(self.rules.in_force(), Rejected::unbounded());
-            self.check_rules(checked, database_rules(url, merge).await);
-        }
-        // Last, so that with both the count is that of the file only where the database is away.
-        if let Some(file) = &self.settings.file {
-            let merge = Merge::new(self.rules.in_force(), Rejected::unbounded());
-            self.check_rules(checked, file_rules(file, merge).await);
-        }
-        match self.read_keys(self.keys.merge(Rejected::unbounded())).await {
-            Ok(Some((_, merge))) => {
-                checked.keys = merge.len();
-                checked.faults.extend_from_slice(&merge.rejected().faults);
-            }
-            Ok(None) => {}
-            Err(error) => checked.failed(&error),
-        }
-    }
-
-    fn check_rules(&self, checked: &mut Checked, outcome: Result<Merged, LoadError>) {
-        match outcome {
-            Ok(Merged { set, rejected }) => {
-                checked.rules = checked.rules.max(set.len());
-                checked.faults.extend(rejected.faults);
-                checked.warnings.extend(
-                    self.unknown_routes(&set)
-                        .iter()
-                        .map(|route| format!("rules for route {route}: this configuration has no such route")),
-                );
-            }
-            Err(error) => checked.failed(&error),
-        }
-    }
-
     async fn rules_from_file(&self, source: Source, path: &Path) -> Result<(), LoadError> {
         let outcome = file_rules(path, Merge::new(self.rules.in_force(), Rejected::default())).await;
         let whole = outcome.as_ref().is_ok_and(|merged| merged.rejected.total == 0);
         self.settle(source, outcome)?;
-        if source == Source::Snapshot && whole {
-            self.saved.store(true, Ordering::Relaxed);
+        if let (Source::Snapshot, Some(snapshot)) = (source, &self.rules_snapshot) {
+            snapshot.set_current(whole);
+            self.rules.snapshot(SnapshotState::Read { age: snapshot.age().unwrap_or_default() });
         }
         Ok(())
     }
 
     async fn rules_from_database(&self, url: &Secret) -> Result<(), LoadError> {
         let outcome = database_rules(url, Merge::new(self.rules.in_force(), Rejected::default())).await;
-        if self.settle(Source::Postgres, outcome)? {
-            self.saved.store(false, Ordering::Relaxed);
+        let changed = self.settle(Source::Postgres, outcome)?;
+        if let Some(snapshot) = &self.rules_snapshot {
+            if changed {
+                snapshot.set_current(false);
+            }
+            let set = self.rules.in_force();
+            let fault = snapshot.save(move |out| write_rules(out, &set)).await;
+            self.rules.snapshot(SnapshotState::Written { fault });
         }
-        self.save().await;
         Ok(())
     }
 
@@ -230,24 +229,6 @@ impl Loader {
         Ok(changed)
     }
 
-    /// Writes the snapshot, if it is not on disk already.
-    async fn save(&self) {
-        let Some(path) = self.settings.snapshot.clone() else { return };
-        if self.saved.load(Ordering::Relaxed) && path.exists() {
-            return;
-        }
-        let set = self.rules.in_force();
-        let name = path.display().to_string();
-        let written = blocking(move || Ok(snapshot::write(&path, &set)?)).await;
-        self.saved.store(written.is_ok(), Ordering::Relaxed);
-        let fault = written.err().map(|error| format!("{name}: the snapshot of the rules cannot be written: {error}"));
-        let mut told = self.told.lock();
-        if let Some(fault) = fault.as_ref().filter(|fault| told.snapshot_fault.as_ref() != Some(fault)) {
-            tracing::error!("{fault}");
-        }
-        told.snapshot_fault = fault;
-    }
-
     async fn reload_keys(&self) -> Result<(), LoadError> {
         let source = match self.key_source {
             KeySource::None => return Ok(()),
@@ -256,7 +237,17 @@ impl Loader {
         };
         match self.read_keys(self.keys.merge(Rejected::default())).await {
             Ok(Some((source, merge))) => {
-                self.keys.replace(source, merge);
+                let changed = self.keys.replace(source, merge);
+                if let Some(snapshot) = &self.keys_snapshot {
+                    if changed {
+                        snapshot.set_current(false);
+                    }
+                    let keys = self.keys.in_force();
+                    let fault = snapshot
+                        .save(move |out| write_keys(out, keys.iter().map(|(hash, tenant)| (hash, &**tenant))))
+                        .await;
+                    self.keys.snapshot(SnapshotState::Written { fault });
+                }
                 Ok(())
             }
             Ok(None) => Ok(()),
@@ -267,18 +258,12 @@ impl Loader {
         }
     }
 
-    async fn read_keys(&self, mut merge: KeyMerge) -> Result<Option<(Source, KeyMerge)>, LoadError> {
+    async fn read_keys(&self, merge: KeyMerge) -> Result<Option<(Source, KeyMerge)>, LoadError> {
         match (&self.key_source, &self.settings.database_url) {
             (KeySource::None, _) => Ok(None),
-            (KeySource::File(path), _) => {
-                let path = path.clone();
-                let read = move || {
-                    read_keys(&path, &mut merge)?;
-                    Ok(merge)
-                };
-                Ok(Some((Source::File, blocking(read).await?)))
-            }
+            (KeySource::File(path), _) => Ok(Some((Source::File, file_keys(path, merge).await?))),
             (KeySource::Database, Some(url)) => {
+                let mut merge = merge;
                 let mut database = Database::connect(&url.0).await?;
                 database.read_keys(&mut merge).await?;
                 database.close().await;
@@ -302,39 +287,12 @@ impl Loader {
 
     fn tell_unknown_routes(&self) {
         let unknown = self.unknown_routes(&self.rules.load());
-        let mut told = self.told.lock();
-        if !unknown.is_empty() && unknown != told.unknown_routes {
+        let mut told = self.told_routes.lock();
+        if !unknown.is_empty() && unknown != *told {
             let names: Vec<&str> = unknown.iter().take(MOST_ROUTES_NAMED).map(|route| &**route).collect();
             tracing::warn!(count = unknown.len(), "rules name routes that this gateway does not have: {names:?}");
         }
-        told.unknown_routes = unknown;
-    }
-}
-
-/// What [`Loader::check`] found.
-#[derive(Debug, Default)]
-pub struct Checked {
-    /// Good rules.
-    pub rules: usize,
-    /// Good keys.
-    pub keys: usize,
-    /// One line each: what keeps a rule, a key or a whole source from being used.
-    pub faults: Vec<String>,
-    /// One line each: what may be meant as it is.
-    pub warnings: Vec<String>,
-}
-
-impl Checked {
-    fn failed(&mut self, error: &LoadError) {
-        let line = error.to_string();
-        let list = match error {
-            // A check may run where the database cannot be reached from.
-            LoadError::Database(DatabaseError::Connect(_)) => &mut self.warnings,
-            _ => &mut self.faults,
-        };
-        if !list.contains(&line) {
-            list.push(line);
-        }
+        *told = unknown;
     }
 }
 
@@ -343,6 +301,15 @@ async fn file_rules(path: &Path, mut merge: Merge) -> Result<Merged, LoadError> 
     blocking(move || {
         read_rules(&path, &mut merge)?;
         Ok(merge.finish())
+    })
+    .await
+}
+
+async fn file_keys(path: &Path, mut merge: KeyMerge) -> Result<KeyMerge, LoadError> {
+    let path = path.to_owned();
+    blocking(move || {
+        read_keys(&path, &mut merge)?;
+        Ok(merge)
     })
     .await
 }
@@ -359,6 +326,11 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
 ) -> Result<T, LoadError> {
     tokio::task::spawn_blocking(work).await.map_err(|error| LoadError::System(std::io::Error::other(error)))?
+}
+
+/// How long a start waits for the database: not long where there is something else to start from.
+fn patience(snapshot: Option<&Snapshot>) -> Option<Duration> {
+    snapshot?.age().map(|_| START_PATIENCE)
 }
 
 fn temporary_runtime() -> std::io::Result<tokio::runtime::Runtime> {

@@ -63,6 +63,9 @@ pub enum DatabaseError {
         /// What the server says.
         problem: String,
     },
+    /// It takes longer than a start may wait that has a snapshot.
+    #[error("not read within {0:?}")]
+    Slow(Duration),
     /// There is no such table.
     #[error("there is no table {0}, conf/schema.sql creates it")]
     NoTable(&'static str),

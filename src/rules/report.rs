@@ -90,14 +90,25 @@ pub struct Status {
     pub loaded: usize,
     /// Where they come from; `None`: nothing was read yet.
     pub source: Option<Source>,
-    /// Since the last good read.
+    /// Since the last good read; where that was of a snapshot, since it was written.
     pub age: Option<Duration>,
     /// Entries that the last good read left out.
     pub rejected: Rejected,
     /// Why the last attempt failed; `None` if it did not.
     pub last_error: Option<String>,
+    /// Why the snapshot could not be written; `None` if it could, or if there is none.
+    pub snapshot_error: Option<String>,
     /// Attempts since the start as (good, failed), in the order of [`Source::ALL`].
     pub reloads: [(u64, u64); 3],
+}
+
+/// What became of a snapshot.
+#[derive(Debug)]
+pub(super) enum SnapshotState {
+    /// It was read, and is as old as this: no younger are the entries in force.
+    Read { age: Duration },
+    /// It was to be written.
+    Written { fault: Option<String> },
 }
 
 /// Keeps the [`Status`], and logs what is new in it.
@@ -137,6 +148,19 @@ impl Record {
         self.status.rejected = rejected;
         self.status.last_error = None;
         self.read_at = Some(Instant::now());
+    }
+
+    /// What there is to say about the snapshot.
+    pub(super) fn snapshot(&mut self, state: SnapshotState) {
+        match state {
+            SnapshotState::Read { age } => self.read_at = Instant::now().checked_sub(age).or(self.read_at),
+            SnapshotState::Written { fault } => {
+                if let Some(fault) = fault.as_ref().filter(|fault| self.status.snapshot_error.as_ref() != Some(fault)) {
+                    tracing::error!("{fault}");
+                }
+                self.status.snapshot_error = fault;
+            }
+        }
     }
 
     /// A source failed as a whole.

@@ -1,9 +1,11 @@
-//! The last good rules on disk, in the format of `rules.json`.
+//! The last good rules and keys on disk, in the formats of `rules.json` and `keys.json`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -47,12 +49,64 @@ impl<'a> From<&'a Rule> for Line<'a> {
     }
 }
 
-/// Writes the rules so that at any moment, also after a crash, the file is either the old one or the new one.
-pub(super) fn write(path: &Path, set: &RuleSet) -> io::Result<()> {
+/// A key as `keys.json` has it.
+#[derive(Serialize)]
+struct KeyLine<'a> {
+    key_sha256: String,
+    tenant: &'a str,
+}
+
+/// A file that keeps what is in force for a start while the database is away.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    path: PathBuf,
+    /// Does it hold what is in force?
+    current: AtomicBool,
+}
+
+impl Snapshot {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, current: AtomicBool::new(false) }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Says whether it holds what is in force.
+    pub(super) fn set_current(&self, current: bool) {
+        self.current.store(current, Ordering::Relaxed);
+    }
+
+    /// How long ago it was written; `None` where there is none.
+    pub(super) fn age(&self) -> Option<Duration> {
+        let written = std::fs::metadata(&self.path).ok()?.modified().ok()?;
+        // A clock that was set back makes it new.
+        Some(written.elapsed().unwrap_or_default())
+    }
+
+    /// Writes it, unless it holds what is in force already; what went wrong, in one sentence.
+    pub(super) async fn save(
+        &self,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static,
+    ) -> Option<String> {
+        if self.current.load(Ordering::Relaxed) && self.path.exists() {
+            return None;
+        }
+        let path = self.path.clone();
+        let written = tokio::task::spawn_blocking(move || replace(&path, write)).await;
+        let fault = written.map_err(io::Error::other).and_then(|written| written).err();
+        self.set_current(fault.is_none());
+        fault.map(|error| format!("{}: the snapshot cannot be written: {error}", self.path.display()))
+    }
+}
+
+/// Writes a file so that at any moment, also after a crash, it is either the old one or the new one.
+fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let mut name = path.file_name().ok_or_else(|| io::Error::other("the path names no file"))?.to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = path.with_file_name(name);
-    let written = write_temporary(&temporary, set).and_then(|()| std::fs::rename(&temporary, path));
+    let written = write_synced(&temporary, write).and_then(|()| std::fs::rename(&temporary, path));
     if written.is_err() {
         // What is left of it would only mislead; that it may not exist is no second fault.
         let _ = std::fs::remove_file(&temporary);
@@ -62,16 +116,35 @@ pub(super) fn write(path: &Path, set: &RuleSet) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-fn write_temporary(path: &Path, set: &RuleSet) -> io::Result<()> {
+fn write_synced(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     let mut out = BufWriter::new(file);
-    out.write_all(b"[")?;
-    for (index, rule) in set.iter().enumerate() {
-        out.write_all(if index == 0 { b"\n" } else { b",\n" })?;
-        serde_json::to_writer(&mut out, &Line::from(&**rule))?;
-    }
-    out.write_all(b"\n]\n")?;
+    write(&mut out)?;
     out.into_inner()?.sync_all()
+}
+
+/// The rules, in the format of `rules.json`.
+pub(super) fn write_rules(mut out: &mut dyn Write, set: &RuleSet) -> io::Result<()> {
+    write_array(&mut out, set.iter().map(|rule| Line::from(&**rule)))
+}
+
+/// The keys, in the format of `keys.json`.
+pub(super) fn write_keys<'a>(
+    mut out: &mut dyn Write,
+    keys: impl Iterator<Item = (&'a [u8; 32], &'a str)>,
+) -> io::Result<()> {
+    let hex = |hash: &[u8; 32]| hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    write_array(&mut out, keys.map(|(hash, tenant)| KeyLine { key_sha256: hex(hash), tenant }))
+}
+
+/// One entry a line, so that a fault can be named by its line.
+fn write_array(out: &mut impl Write, entries: impl Iterator<Item = impl Serialize>) -> io::Result<()> {
+    out.write_all(b"[")?;
+    for (index, entry) in entries.enumerate() {
+        out.write_all(if index == 0 { b"\n" } else { b",\n" })?;
+        serde_json::to_writer(&mut *out, &entry)?;
+    }
+    out.write_all(b"\n]\n")
 }
 
 #[cfg(test)]
@@ -83,6 +156,10 @@ mod tests {
     use crate::rules::file::read_rules;
     use crate::rules::merge::Merge;
     use crate::rules::report::Rejected;
+
+    fn write(path: &Path, set: &RuleSet) -> io::Result<()> {
+        replace(path, |out| write_rules(out, set))
+    }
 
     fn read(path: &Path) -> RuleSet {
         let default: Rule = crate::rules::raw::Entry::from_json(r#"{"capacity": 1, "refill_per_second": 1}"#)

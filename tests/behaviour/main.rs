@@ -22,6 +22,7 @@ mod headers;
 mod http2;
 mod identity;
 mod malformed;
+mod overload;
 mod paths;
 mod quickstart;
 mod rules_database;

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Database, Gateway, PrivatePostgres, Setup, Upstream, eventually, redis_url};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::{Database, FaultProxy, Gateway, PrivatePostgres, Setup, Upstream, eventually, redis_url};
 
 const REFRESH: Duration = Duration::from_secs(1);
 
@@ -93,15 +95,154 @@ async fn a_damaged_snapshot_is_not_believed() {
     let upstream = Upstream::normal().await;
     let dir = tempfile::tempdir().unwrap();
     let snapshot = dir.path().join("snapshot.json");
-    std::fs::write(&snapshot, r#"[{"tenant_id":"shop-a","route"#).unwrap();
     let nobody = crate::support::free_address();
-    let gateway = setup(&upstream, &format!("postgres://postgres@{nobody}/none"))
+    let setup = setup(&upstream, &format!("postgres://postgres@{nobody}/none"))
         .set("rules", "snapshot", &format!("{:?}", snapshot.display().to_string()))
-        .limit(33, 1.0)
+        .limit(33, 1.0);
+    let good: &[u8] = br#"[{"tenant_id":"shop-a","route_id":"*","capacity":5,"refill_per_second":1}"#;
+    for damage in [&b""[..], b"[", good, b"\x7fELF\x00\xff\xfe", b"{\"version\": 2, \"rules\": []}", b"null"] {
+        std::fs::write(&snapshot, damage).unwrap();
+        let gateway = setup.start().await;
+        assert_eq!(limit_of(&gateway, "shop-a").await, 33, "{:?}", String::from_utf8_lossy(damage));
+        assert!(gateway.log().contains("snapshot.json"), "{}", gateway.log());
+    }
+}
+
+/// PostgreSQL behind a proxy that can swallow everything, and the URL through it.
+async fn behind_proxy(database: &Database) -> (FaultProxy, String) {
+    let (server, name) = database.url.rsplit_once('/').unwrap();
+    let (_, address) = server.rsplit_once('@').unwrap();
+    let proxy = FaultProxy::start(address, 1).await;
+    let url = database.url.replace(address, &proxy.address.to_string());
+    assert!(url.ends_with(name));
+    (proxy, url)
+}
+
+async fn insert(database: &Database, tenant: &str, capacity: u32) {
+    let columns = "tenant_id, route_id, capacity, refill_per_second";
+    database.execute(&format!("INSERT INTO rate_limit_rule ({columns}) VALUES ('{tenant}', '*', {capacity}, 1)")).await;
+}
+
+/// Asks for a while: always served, by this limit.
+async fn serves(gateway: &Gateway, tenant: &str, limit: u64) {
+    for n in 0..20 {
+        let asked = Instant::now();
+        assert_eq!(limit_of(gateway, tenant).await, limit, "request {n}");
+        assert!(asked.elapsed() < Duration::from_millis(500), "a request waited for the database");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn last_error(gateway: &Gateway) -> Option<String> {
+    gateway.status().await["rules"]["last_error"].as_str().map(str::to_owned)
+}
+
+/// Times that the log speaks of the database's failure.
+fn told(gateway: &Gateway) -> usize {
+    gateway.log().lines().filter(|line| line.contains(" ERROR ") && line.contains("rules database")).count()
+}
+
+#[tokio::test]
+async fn a_database_that_hangs_at_start_delays_it_by_seconds_and_is_read_when_it_answers() {
+    let upstream = Upstream::normal().await;
+    let database = Database::create().await;
+    insert(&database, "shop-a", 5).await;
+    let (proxy, url) = behind_proxy(&database).await;
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = dir.path().join("snapshot.json");
+    let setup = setup(&upstream, &url).set("rules", "snapshot", &format!("{:?}", snapshot.display().to_string()));
+    proxy.swallow(true);
+    let without = setup.start().await;
+    serves(&without, "shop-a", 77).await;
+    assert!(without.log().contains("starting with the rules of"), "{}", without.log());
+    let rule = r#"[{"tenant_id":"shop-a","route_id":"*","capacity":6,"refill_per_second":1}]"#;
+    std::fs::write(&snapshot, rule).unwrap();
+    let gateway = setup.start().await;
+    serves(&gateway, "shop-a", 6).await;
+    assert_eq!(gateway.status().await["rules"]["source"], "snapshot");
+    assert!(gateway.log().contains("no answer within"), "{}", gateway.log());
+    proxy.swallow(false);
+    for gateway in [&without, &gateway] {
+        // The attempt that hangs has to be given up first.
+        eventually("the rules of the database", Duration::from_secs(15), || async {
+            (limit_of(gateway, "shop-a").await == 5).then_some(())
+        })
+        .await;
+        assert_eq!(last_error(gateway).await, None);
+    }
+}
+
+#[tokio::test]
+async fn a_database_that_hangs_later_leaves_the_last_good_rules_and_is_told_once() {
+    let upstream = Upstream::normal().await;
+    let database = Database::create().await;
+    insert(&database, "shop-a", 5).await;
+    let (proxy, url) = behind_proxy(&database).await;
+    let gateway = setup(&upstream, &url).set("rules", "refresh", "\"100ms\"").start().await;
+    serves(&gateway, "shop-a", 5).await;
+    proxy.swallow(true);
+    database.execute("UPDATE rate_limit_rule SET capacity = 9").await;
+    eventually("the fault is in the status", Duration::from_secs(45), || async { last_error(&gateway).await }).await;
+    serves(&gateway, "shop-a", 5).await;
+    assert!(gateway.metric("sekisho_rules_reloads_total", &["postgres", "error"]).await >= 1.0);
+    let failures = gateway.metric("sekisho_rules_reloads_total", &["postgres", "error"]).await;
+    eventually("it fails again", Duration::from_secs(15), || async {
+        (gateway.metric("sekisho_rules_reloads_total", &["postgres", "error"]).await > failures).then_some(())
+    })
+    .await;
+    assert!((1..=2).contains(&told(&gateway)), "once for a statement, once for a connection:\n{}", gateway.log());
+    proxy.swallow(false);
+    eventually("it is read again", Duration::from_secs(15), || async {
+        (limit_of(&gateway, "shop-a").await == 9).then_some(())
+    })
+    .await;
+    assert_eq!(last_error(&gateway).await, None);
+}
+
+#[tokio::test]
+async fn a_server_that_is_no_database_is_a_fault_like_any_other() {
+    let upstream = Upstream::normal().await;
+    for answer in
+        [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b"S\x00\xff\xff", b"NR\x00\x00\x00\x08\x00\x00\x00\x63", b""]
+    {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("postgres://postgres@{}/none", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let _ = client.write_all(answer).await;
+                let _ = client.read(&mut [0; 1024]).await;
+            }
+        });
+        let gateway = setup(&upstream, &url).set("rules", "refresh", "\"50ms\"").limit(33, 1.0).start().await;
+        serves(&gateway, "shop-a", 33).await;
+        let error = last_error(&gateway).await.unwrap();
+        assert!(error.starts_with("rules database: "), "{error}");
+        assert!((1..=3).contains(&told(&gateway)), "{:?}:\n{}", String::from_utf8_lossy(answer), gateway.log());
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_that_cannot_be_written_is_told_once_and_harms_nobody() {
+    let upstream = Upstream::normal().await;
+    let database = Database::create().await;
+    insert(&database, "shop-a", 5).await;
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = dir.path().join("missing/snapshot.json");
+    let gateway = setup(&upstream, &database.url)
+        .set("rules", "refresh", "\"50ms\"")
+        .set("rules", "snapshot", &format!("{:?}", snapshot.display().to_string()))
         .start()
         .await;
-    assert_eq!(limit_of(&gateway, "shop-a").await, 33);
-    assert!(gateway.log().contains("snapshot.json"), "{}", gateway.log());
+    serves(&gateway, "shop-a", 5).await;
+    let lines = |text: &str| gateway.log().lines().filter(|line| line.contains(text)).count();
+    assert_eq!(lines("the snapshot cannot be written"), 1, "{}", gateway.log());
+    let error = gateway.status().await["rules"]["snapshot_error"].as_str().unwrap().to_owned();
+    assert!(error.contains("missing/snapshot.json"), "{error}");
+    std::fs::create_dir(snapshot.parent().unwrap()).unwrap();
+    eventually("it is written when it can be", Duration::from_secs(5), || async {
+        (snapshot.exists() && gateway.status().await["rules"]["snapshot_error"].is_null()).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use openssl::x509::{X509, X509NameBuilder};
 use crate::support::{HARDLY, Setup, Upstream, free_address, sekisho};
 
 /// A certificate that signs itself, for `gateway.test`.
-fn write_certificate(dir: &Path) {
+pub(crate) fn write_certificate(dir: &Path) {
     let group = openssl::ec::EcGroup::from_curve_name(openssl::nid::Nid::X9_62_PRIME256V1).unwrap();
     let key = PKey::from_ec_key(openssl::ec::EcKey::generate(&group).unwrap()).unwrap();
     let mut name = X509NameBuilder::new().unwrap();
@@ -32,7 +32,7 @@ fn write_certificate(dir: &Path) {
     std::fs::write(dir.join("key.pem"), key.private_key_to_pem_pkcs8().unwrap()).unwrap();
 }
 
-fn with_tls(setup: Setup, dir: &Path, listen: SocketAddr) -> Setup {
+pub(crate) fn with_tls(setup: Setup, dir: &Path, listen: SocketAddr) -> Setup {
     let path = |name: &str| dir.join(name).display().to_string();
     setup.table(&format!(
         "[[server.tls]]\nlisten = \"{listen}\"\ncertificate = {:?}\nkey = {:?}\n",

@@ -69,14 +69,22 @@ pub(crate) struct Setup {
     rules: String,
     prefix: String,
     environment: Vec<(String, String)>,
+    descriptors: Option<u32>,
 }
 
 impl Setup {
     pub(crate) fn new(upstream: SocketAddr) -> Self {
         let prefix = unique();
         let rules = "[]".to_owned();
-        let of_prefix = prefix.clone();
-        Self { sections: BTreeMap::new(), tables: String::new(), rules, prefix: of_prefix, environment: Vec::new() }
+        let empty = Self {
+            sections: BTreeMap::new(),
+            tables: String::new(),
+            rules,
+            prefix: prefix.clone(),
+            environment: Vec::new(),
+            descriptors: None,
+        };
+        empty
             .set("server", "threads", "1")
             .set("server", "grace_period", "\"1s\"")
             .set("store", "timeout", "\"500ms\"")
@@ -111,6 +119,12 @@ impl Setup {
     /// An environment variable of the process.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The most descriptors that the process may have.
+    pub(crate) fn descriptors(mut self, most: u32) -> Self {
+        self.descriptors = Some(most);
         self
     }
 
@@ -198,7 +212,16 @@ impl Setup {
         let (listen, admin) = (free_address(), free_address());
         let config = self.write(dir.path(), listen, admin);
         let log = File::create(dir.path().join("log")).unwrap();
-        let child = Command::new(BINARY)
+        let mut command = match self.descriptors {
+            None => Command::new(BINARY),
+            Some(most) => {
+                // It becomes the gateway, so the process stays the same.
+                let mut command = Command::new("prlimit");
+                command.arg(format!("--nofile={most}:{most}")).arg(BINARY);
+                command
+            }
+        };
+        let child = command
             .arg("run")
             .arg("-c")
             .arg(&config)

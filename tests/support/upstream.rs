@@ -32,7 +32,12 @@ pub(crate) enum Behaviour {
     EarlyHints,
     /// 200 with a body that ends with the connection.
     UntilClose,
+    /// 200 with [`LARGE`] bytes of body.
+    Large,
 }
+
+/// More than the buffers between an upstream and a client that does not read hold.
+const LARGE: usize = 16 << 20;
 
 #[derive(Debug)]
 struct Shared {
@@ -133,7 +138,15 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
             return;
         }
         let behaviour = shared.behaviour.lock().clone();
+        if matches!(behaviour, Behaviour::Large) {
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n");
+            if stream.write_all(head.as_bytes()).await.is_err() || stream.write_all(&vec![b'a'; LARGE]).await.is_err() {
+                return;
+            }
+            continue;
+        }
         let (answer, close): (&[u8], bool) = match behaviour {
+            Behaviour::Large => return,
             Behaviour::Normal => (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n", false),
             Behaviour::OwnLimitHeaders => (
                 b"HTTP/1.1 200 OK\r\nX-RateLimit-Remaining: 777777\r\nX-RateLimit-Limit: 999999\r\n\

@@ -95,6 +95,14 @@ fn duration_needs_a_unit_and_a_sane_length() {
     check(&[
         ("grace_period = \"2h\"\n", &["t:10: server.grace_period: \"2h\" is out of range, allowed are 0s to 1h"]),
         (
+            "header_timeout = \"0s\"\nbody_timeout = \"2h\"\nkeepalive_timeout = \"0.9s\"\n",
+            &[
+                "t:10: server.header_timeout: \"0s\" is out of range, allowed are 1ms to 1h",
+                "t:11: server.body_timeout: \"2h\" is out of range, allowed are 1ms to 1h",
+                "t:12: server.keepalive_timeout: \"0.9s\" is out of range, allowed are 1s to 1h",
+            ],
+        ),
+        (
             "[rules]\nfile = \"f\"\nrefresh = \"25h\"\n",
             &["t:12: rules.refresh: \"25h\" is out of range, allowed are 1ms to 24h"],
         ),

@@ -54,6 +54,8 @@ fn shortest_file_gets_the_documented_defaults() {
     let settings = good(SHORTEST);
     assert!(settings.server.threads >= 1);
     assert_eq!(settings.server.grace_period, Duration::from_secs(10));
+    let client = settings.server.client;
+    assert_eq!([client.header, client.body, client.keepalive].map(|limit| limit.as_secs()), [10, 60, 60]);
     assert_eq!(settings.server.pid_file, Path::new("/run/sekisho/sekisho.pid"));
     assert_eq!(settings.server.upgrade_socket, Path::new("/run/sekisho/upgrade.sock"));
     assert_eq!(settings.admin.listen, "127.0.0.1:9180".parse().unwrap());
@@ -80,6 +82,9 @@ fn values_given_are_the_values_used() {
     let settings = good(&with(
         r#"threads = 3
 grace_period = "0s"
+header_timeout = "5s"
+body_timeout = "20s"
+keepalive_timeout = "1.5s"
 [identity]
 mode = "registered"
 keys_file = "k.json"
@@ -109,6 +114,9 @@ tls = { sni = "a" }
 "#,
     ));
     assert_eq!((settings.server.threads, settings.server.grace_period), (3, Duration::ZERO));
+    let client = settings.server.client;
+    assert_eq!([client.header, client.body].map(|limit| limit.as_secs()), [5, 20]);
+    assert_eq!((client.keepalive, client.keepalive_seconds()), (Duration::from_millis(1500), 2));
     assert_eq!(settings.identity.mode, IdentityMode::Registered { keys_file: Some("k.json".into()) });
     let networks: Vec<String> = settings.identity.trusted_proxies.iter().map(ToString::to_string).collect();
     assert_eq!(networks, ["10.0.0.0/8", "::1/128"]);

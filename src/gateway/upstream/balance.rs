@@ -51,7 +51,7 @@ impl Drop for InFlight {
 
 /// The servers of a pool, and how one is chosen.
 pub(super) enum Balancer {
-    RoundRobin(LoadBalancer<RoundRobin>),
+    RoundRobin { servers: LoadBalancer<RoundRobin>, turn: AtomicUsize },
     LeastConn { servers: LoadBalancer<RoundRobin>, turn: AtomicUsize },
     Hash { servers: LoadBalancer<Consistent>, header: HeaderName },
 }
@@ -59,7 +59,7 @@ pub(super) enum Balancer {
 impl std::fmt::Debug for Balancer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::RoundRobin(_) => "RoundRobin",
+            Self::RoundRobin { .. } => "RoundRobin",
             Self::LeastConn { .. } => "LeastConn",
             Self::Hash { .. } => "Hash",
         })
@@ -70,7 +70,9 @@ impl Balancer {
     /// Resolves the servers, blocking.
     pub(super) fn new(name: &str, settings: &config::Pool, template: &HttpPeer) -> Result<Self, String> {
         Ok(match &settings.balance {
-            Balance::RoundRobin => Self::RoundRobin(servers(name, settings, template)?),
+            Balance::RoundRobin => {
+                Self::RoundRobin { servers: servers(name, settings, template)?, turn: AtomicUsize::new(0) }
+            }
             Balance::LeastConn => {
                 Self::LeastConn { servers: servers(name, settings, template)?, turn: AtomicUsize::new(0) }
             }
@@ -81,9 +83,14 @@ impl Balancer {
     pub(super) fn choose(&self, headers: &HeaderMap, avoid: Option<SocketAddr>) -> Option<Choice> {
         let accept = |server: &Backend, healthy: bool| healthy && server.as_inet().copied() != avoid;
         let server = match self {
-            Self::RoundRobin(servers) => {
-                let turns = TURNS * servers.backends().get_backend().len();
-                servers.select_with(b"", turns, accept)?
+            Self::RoundRobin { servers, turn } => {
+                // Not Pingora's, which keeps a set of the servers it has tried, and hashes and copies each.
+                let all = servers.backends().get_backend();
+                let server = (0..TURNS * all.len()).find_map(|_| {
+                    let server = all.iter().nth(turn.fetch_add(1, Ordering::Relaxed) % all.len())?;
+                    accept(server, servers.backends().ready(server)).then_some(server)
+                })?;
+                return Some(Choice { address: *server.as_inet()?, in_flight: None });
             }
             Self::Hash { servers, header } => {
                 let key = headers.get(header).map_or(&b""[..], HeaderValue::as_bytes);
@@ -110,7 +117,7 @@ impl Balancer {
     /// Looks names up again and checks health, until the shutdown.
     pub(super) async fn keep_up(&self, shutdown: ShutdownWatch) {
         match self {
-            Self::RoundRobin(servers) | Self::LeastConn { servers, .. } => servers.run(shutdown, None).await,
+            Self::RoundRobin { servers, .. } | Self::LeastConn { servers, .. } => servers.run(shutdown, None).await,
             Self::Hash { servers, .. } => servers.run(shutdown, None).await,
         }
     }

@@ -50,8 +50,7 @@ fn a_key_that_has_rested_has_its_burst_in_an_outage_too() {
         let fills = (f64::from(limit.capacity()) / limit.refill_per_second() * SECOND as f64) as u64;
         let begins = 2 * SECOND + fills;
         let ends = begins + 20 * SECOND;
-        let mut scene = Scene::calm(gateways, limit, ends);
-        scene.outages.push(begins..ends);
+        let scene = Scene { outages: std::iter::once(begins..ends).collect(), ..Scene::calm(gateways, limit, ends) };
         let mut world = World::new(&scene, 1);
         world.burst(SECOND);
         let asked = begins + 2 * SECOND;
