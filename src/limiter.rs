@@ -108,16 +108,16 @@ impl Limiter {
     /// shared store is away, the limiter enforces one share in `instances` of each limit.
     ///
     /// # Errors
-    /// When `store.url` is not one of Redis.
+    /// When the certificates for TLS to the shared store cannot be used.
     pub fn new(
         store: &config::Store,
         settings: &config::Limiter,
         clock: Clock,
-    ) -> Result<(Self, Option<Upkeep>), ::redis::RedisError> {
-        let (buckets, upkeep) = match &store.url {
+    ) -> Result<(Self, Option<Upkeep>), redis::SetupError> {
+        let (buckets, upkeep) = match &store.redis {
             None => (Buckets::Here(MemoryStore::new(settings.max_keys, clock.clone())), None),
-            Some(url) => {
-                let (shared, driver) = redis::connect(store, &url.0)?;
+            Some(server) => {
+                let (shared, driver) = redis::connect(store, server)?;
                 if settings.prefetch.enabled {
                     let leases = Arc::new(Leases::new(shared, store.timeout, settings, clock.clone()));
                     (Buckets::Leased(Arc::clone(&leases)), Some(Upkeep { driver, leases: Some(leases) }))

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use sekisho::bucket::{Call, Demand, Limit, Reply, Report};
 use sekisho::clock::Clock;
-use sekisho::config::{self, Secret};
+use sekisho::config;
 use sekisho::key::KeyRef;
 use sekisho::store::memory::MemoryStore;
-use sekisho::store::redis::{self, Link, RedisStore};
+use sekisho::store::redis::{self, Driver, Link, RedisStore};
 use sekisho::store::{Store, StoreError};
 
 enum AnyStore {
@@ -33,17 +33,21 @@ fn memory() -> AnyStore {
 
 fn redis_settings(url: &str) -> config::Store {
     config::Store {
-        url: Some(Secret(url.to_owned())),
+        redis: config::Redis::single(url),
         timeout: Duration::from_secs(2),
         key_prefix: format!("store-{}-{}", std::process::id(), rand::random::<u32>()),
     }
+}
+
+fn connect(settings: &config::Store) -> (RedisStore, Driver) {
+    redis::connect(settings, settings.redis.as_ref().unwrap()).unwrap()
 }
 
 /// A store in Redis, connected; its driver runs on the current runtime.
 async fn shared() -> AnyStore {
     let url =
         std::env::var("SEKISHO_TEST_REDIS_URL").expect("a Redis at SEKISHO_TEST_REDIS_URL: run through `make test`");
-    let (store, driver) = redis::connect(&redis_settings(&url), &url).unwrap();
+    let (store, driver) = connect(&redis_settings(&url));
     tokio::spawn(driver.run());
     let connected = async {
         while store.link() != Link::Connected {
@@ -144,7 +148,7 @@ async fn calls_are_refused_at_once_while_redis_is_away() {
     // A port that was free a moment ago, and nobody listens on.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let url = format!("redis://127.0.0.1:{port}");
-    let (store, driver) = redis::connect(&redis_settings(&url), &url).unwrap();
+    let (store, driver) = connect(&redis_settings(&url));
     tokio::spawn(driver.run());
     let route: Arc<str> = "route".into();
     let call = Call { limit: slow(5), demand: &[Demand { cost: 1, count: 1 }], prefetch: 0, report: Report::default() };

@@ -2,8 +2,10 @@
 //! runtime of its own, which owns the connection and sends everything that has gathered in one pipeline: Redis's cost
 //! per decision falls as load rises, and a call outlives the request that caused it.
 
+mod dial;
 mod driver;
 mod script;
+mod slots;
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,11 +17,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::bucket::{Call, Demand, Limit, Reply, Report};
-use crate::config;
+use crate::config::{self, Topology};
 use crate::key::{Key, KeyRef};
 use crate::metrics;
 use crate::store::{Kind, Store, StoreError};
 
+use dial::Dialer;
 pub use driver::Driver;
 
 /// Calls that may wait for the driver; what exceeds this is refused at once.
@@ -107,14 +110,21 @@ impl LinkCell {
     }
 }
 
+/// The store cannot be reached as its settings say.
+#[derive(Debug, thiserror::Error)]
+#[error("store.ca_file: {0}")]
+pub struct SetupError(#[from] openssl::error::ErrorStack);
+
 /// The store and the driver that has to run for it.
 ///
 /// # Errors
-/// When the URL is not one of Redis.
-pub fn connect(settings: &config::Store, url: &str) -> Result<(RedisStore, Driver), ::redis::RedisError> {
+/// When the certificates for TLS cannot be used.
+pub fn connect(settings: &config::Store, server: &config::Redis) -> Result<(RedisStore, Driver), SetupError> {
     let (queue, jobs) = mpsc::channel(QUEUE);
     let link = Arc::new(LinkCell::new());
-    let driver = Driver::new(url, settings.key_prefix.clone(), jobs, Arc::clone(&link))?;
+    let dialer = Dialer::new(&server.login, server.tls.as_ref())?;
+    let Topology::Single(address) = &server.topology else { todo!() };
+    let driver = Driver::new(dialer, address.clone(), settings.key_prefix.clone(), jobs, Arc::clone(&link));
     Ok((RedisStore { queue, timeout: settings.timeout, link }, driver))
 }
 

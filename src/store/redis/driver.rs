@@ -4,33 +4,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::{
-    AsyncConnectionConfig, Client, IntoConnectionInfo, Pipeline, ProtocolVersion, PushInfo, RedisError, RedisResult,
-};
+use redis::{Pipeline, PushInfo, RedisError};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use super::dial::{Connection, Dialer};
 use super::script::{self, Answer, BucketScript};
 use super::{Job, Link, LinkCell, Message};
+use crate::config::Address;
 use crate::store::{Kind, StoreError};
 
 /// Calls sent in one pipeline.
 const BATCH: usize = 256;
 /// Pipelines on their way at once: while one is answered, the next already travels.
 const PIPELINES: usize = 2;
-/// A reply that takes longer is abandoned, and the connection with it: it may swallow everything.
-const ABANDON: Duration = Duration::from_secs(1);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
 
 /// Owns the connection to Redis and answers every call handed to it. Runs on a runtime of its own.
 #[derive(Debug)]
 pub struct Driver {
-    client: Client,
+    dialer: Dialer,
+    address: Address,
     script: BucketScript,
     prefix: String,
     jobs: mpsc::Receiver<Job>,
@@ -38,13 +35,14 @@ pub struct Driver {
 }
 
 impl Driver {
-    pub(super) fn new(url: &str, prefix: String, jobs: mpsc::Receiver<Job>, link: Arc<LinkCell>) -> RedisResult<Self> {
-        let info = url.into_connection_info()?;
-        // RESP3 tells of a broken connection at once; under RESP2 the next call would find out.
-        let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-        let tcp = TcpSettings::default().set_nodelay(true).set_user_timeout(ABANDON);
-        let client = Client::open(info.set_redis_settings(settings).set_tcp_settings(tcp))?;
-        Ok(Self { client, script: BucketScript::new(), prefix, jobs, link })
+    pub(super) fn new(
+        dialer: Dialer,
+        address: Address,
+        prefix: String,
+        jobs: mpsc::Receiver<Job>,
+        link: Arc<LinkCell>,
+    ) -> Self {
+        Self { dialer, address, script: BucketScript::new(), prefix, jobs, link }
     }
 
     /// Serves until nobody can send any more.
@@ -52,20 +50,20 @@ impl Driver {
         let mut backoff = BACKOFF_FIRST;
         loop {
             let connected = tokio::select! {
-                connected = connect(&self.client) => connected,
+                connected = connect(&self.dialer, &self.address) => connected,
                 () = refuse(&mut self.jobs) => return,
             };
             let lost = match connected {
-                Ok((connection, mut broken)) => {
+                Ok(mut connection) => {
                     self.link.set(Link::Connected);
                     info!("connected to the store");
                     backoff = BACKOFF_FIRST;
-                    match self.serve(connection, &mut broken).await {
+                    match self.serve(connection.link.clone(), &mut connection.pushes).await {
                         Some(lost) => lost,
                         None => return,
                     }
                 }
-                Err(error) => error.to_string(),
+                Err(error) => error,
             };
             if self.link.set(Link::Away) != Link::Away {
                 warn!("the store is away, each rule's on_store_failure applies: {lost}");
@@ -125,16 +123,11 @@ async fn refuse(jobs: &mut mpsc::Receiver<Job>) {
     }
 }
 
-async fn connect(client: &Client) -> RedisResult<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>)> {
-    let (pushes, broken) = mpsc::unbounded_channel();
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(Some(ABANDON))
-        .set_pipeline_buffer_size(PIPELINES * 2)
-        .set_push_sender(pushes);
-    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-    BucketScript::load().exec_async(&mut connection).await?;
-    Ok((connection, broken))
+async fn connect(dialer: &Dialer, address: &Address) -> Result<Connection, String> {
+    let mut connection = dialer.dial(address).await.map_err(|error| error.to_string())?;
+    let loaded = BucketScript::load().exec_async(&mut connection.link).await;
+    loaded.map_err(|error| error.to_string())?;
+    Ok(connection)
 }
 
 /// A job whose call has been decided.
