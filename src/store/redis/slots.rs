@@ -78,9 +78,10 @@ fn address(host: &str, port: u16, asked: &Address) -> Option<Address> {
 }
 
 /// Where `MOVED` and `ASK` point to: `SLOT HOST:PORT`, said by the server at `asked`. The host of IPv6 has no brackets.
-pub(super) fn redirection(detail: &str, asked: &Address) -> Option<Address> {
-    let (host, port) = detail.split(' ').nth(1)?.rsplit_once(':')?;
-    address(host, port.parse().ok()?, asked)
+pub(super) fn redirection(detail: &str, asked: &Address) -> Option<(u16, Address)> {
+    let (slot, to) = detail.split_once(' ')?;
+    let (host, port) = to.rsplit_once(':')?;
+    Some((slot.parse().ok()?, address(host, port.parse().ok()?, asked)?))
 }
 
 fn number(value: &Value) -> Option<u16> {
@@ -186,7 +187,7 @@ mod tests {
     #[test]
     fn a_redirection_names_the_node_to_ask() {
         let asked = address("asked:7000");
-        let to = |detail| redirection(detail, &asked).map(|address| address.to_string());
+        let to = |detail| redirection(detail, &asked).map(|(_, address)| address.to_string());
         assert_eq!(to("3999 127.0.0.1:6381").as_deref(), Some("127.0.0.1:6381"));
         assert_eq!(to("3999 ::1:6381").as_deref(), Some("[::1]:6381"));
         assert_eq!(to("3999 :6381").as_deref(), Some("asked:6381"));

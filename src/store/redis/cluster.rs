@@ -1,0 +1,257 @@
+//! Keeps the map of a Redis Cluster: which masters there are, and which of them holds which slot. Masters get a driver
+//! as they appear and lose it as they go.
+//!
+//! The map is read from any node that answers: at the start, every [`CALM`], and every [`URGENT`] while something is
+//! wrong: a call was sent on, a node is away, a slot has no node. So a failover is followed within [`URGENT`] of the
+//! moment when the cluster's own nodes know of it.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use rand::seq::SliceRandom;
+use redis::Value;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tracing::{error, info, warn};
+
+use super::NodeFactory;
+use super::dial::Dialer;
+use super::node::{Link, Node};
+use super::router::{News, Router, Routes};
+use super::slots::{self, Range};
+use crate::config::Address;
+use crate::store::Kind;
+
+/// Between two looks at whether the map has to be read.
+const TICK: Duration = Duration::from_millis(100);
+/// Between two readings while something is wrong.
+const URGENT: Duration = Duration::from_millis(250);
+/// Between two readings while all is well.
+const CALM: Duration = Duration::from_secs(10);
+/// Nodes asked in one reading, the first that answers last.
+const ASKED: usize = 5;
+/// The longest wait for a node's answer, beside that for the connection.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+/// A node that calls were sent on to is kept for so long, even if the map does not name it: slots are on their way there.
+const EXPECTED: Duration = Duration::from_secs(30);
+/// Masters of one cluster, and so nodes with a queue and a driver. Redis advises against more.
+const MOST_NODES: usize = 1000;
+
+/// Reads the map and has the nodes' drivers run.
+#[derive(Debug)]
+pub(super) struct ClusterWatch {
+    /// The nodes of the configuration.
+    seeds: Vec<Address>,
+    dialer: Dialer,
+    factory: NodeFactory,
+    router: Weak<Router>,
+    news: mpsc::Receiver<News>,
+    drivers: JoinSet<()>,
+    /// Nodes that calls were sent on to, and when last.
+    expected: Vec<(Address, Instant)>,
+    /// The map is known to be old.
+    outdated: bool,
+    /// Nothing could be read the last time; logged once.
+    blind: bool,
+}
+
+type Reading = Result<Vec<Range>, String>;
+
+impl ClusterWatch {
+    pub(super) fn new(
+        seeds: Vec<Address>,
+        dialer: Dialer,
+        factory: NodeFactory,
+        router: Weak<Router>,
+        news: mpsc::Receiver<News>,
+    ) -> Self {
+        let (drivers, expected) = (JoinSet::new(), Vec::new());
+        Self { seeds, dialer, factory, router, news, drivers, expected, outdated: true, blind: false }
+    }
+
+    /// Runs as long as there is somebody who calls.
+    pub(super) async fn run(mut self) {
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut reading, mut read_at): (JoinSet<Reading>, Option<Instant>) = (JoinSet::new(), None);
+        loop {
+            tokio::select! {
+                Some(read) = reading.join_next() => {
+                    let Some(router) = self.router.upgrade() else { break };
+                    self.take(read.unwrap_or_else(|ended| Err(ended.to_string())), &router);
+                    router.tried();
+                }
+                learned = self.news.recv() => {
+                    let (Some(news), Some(router)) = (learned, self.router.upgrade()) else { break };
+                    self.learn(news, &router);
+                }
+                _ = tick.tick() => {
+                    let Some(router) = self.router.upgrade() else { break };
+                    let pause = if self.outdated || !is_well(&router.routes()) { URGENT } else { CALM };
+                    if reading.is_empty() && read_at.is_none_or(|at| at.elapsed() >= pause) {
+                        read_at = Some(Instant::now());
+                        self.outdated = false;
+                        reading.spawn(read(self.dialer.clone(), self.to_ask(&router.routes())));
+                    }
+                }
+                Some(ended) = self.drivers.join_next() => {
+                    if let Err(ended) = ended {
+                        error!("the driver of a node of the store ended: {ended}");
+                    }
+                }
+            }
+        }
+        // Nobody calls any more: the drivers finish what is under way.
+        while self.drivers.join_next().await.is_some() {}
+    }
+
+    /// In this order: those that answer, then all that have been heard of.
+    fn to_ask(&self, routes: &Routes) -> Vec<Address> {
+        let mut random = rand::rng();
+        let (mut asked, mut others) = (Vec::new(), self.seeds.clone());
+        for node in &routes.nodes {
+            let well = node.link() == Link::Connected;
+            if well { &mut asked } else { &mut others }.extend(node.address());
+        }
+        asked.shuffle(&mut random);
+        others.shuffle(&mut random);
+        // Were those that answer not able to tell, one more of the others would be asked each time.
+        asked.truncate(ASKED - 1);
+        for address in others {
+            if !asked.contains(&address) {
+                asked.push(address);
+            }
+        }
+        asked.truncate(ASKED);
+        asked
+    }
+
+    fn take(&mut self, read: Reading, router: &Router) {
+        match read {
+            Ok(ranges) => {
+                self.blind = false;
+                self.apply(&ranges, router);
+            }
+            Err(why) => {
+                if !std::mem::replace(&mut self.blind, true) {
+                    warn!("the map of the cluster cannot be read, what is known of it is kept: {why}");
+                }
+            }
+        }
+    }
+
+    /// Takes over the map that a node has told.
+    fn apply(&mut self, ranges: &[Range], router: &Router) {
+        let before = Arc::clone(&router.routes());
+        self.expected.retain(|(_, at)| at.elapsed() < EXPECTED);
+        let mut routes = Routes::unknown();
+        // Nodes keep their queue, breaker and connection.
+        for node in &before.nodes {
+            let address = node.address();
+            let is_master = ranges.iter().any(|range| Some(&range.master) == address.as_ref());
+            let is_expected = || self.expected.iter().any(|(expected, _)| Some(expected) == address.as_ref());
+            if is_master || (node.link() == Link::Connected && is_expected()) {
+                routes.nodes.push(Arc::clone(node));
+            }
+        }
+        for range in ranges {
+            let Some(place) = self.place(&range.master, &mut routes) else { continue };
+            for slot in range.first..=range.last {
+                routes.assign(slot, place);
+            }
+            if let Some(node) = routes.nodes.get(place) {
+                node.probe_slot(range.first);
+            }
+        }
+        for gone in before.nodes.iter().filter(|node| !routes.nodes.iter().any(|kept| Arc::ptr_eq(kept, node))) {
+            info!(node = gone.index(), address = gone.name(), "no master of the cluster any more");
+        }
+        router.publish(routes);
+    }
+
+    /// Takes note of one slot, and sends on the call that found out.
+    fn learn(&mut self, news: News, router: &Router) {
+        let News { slot, holder, moved, job } = news;
+        self.outdated |= moved;
+        self.expected.retain(|(expected, at)| *expected != holder && at.elapsed() < EXPECTED);
+        self.expected.push((holder.clone(), Instant::now()));
+        let known = router.routes().at(&holder).map(|(place, _)| place);
+        let is_new = known.is_none();
+        if is_new || (moved && !router.routes().holds(slot, known)) {
+            let mut routes = Routes::clone(&router.routes());
+            let place = self.place(&holder, &mut routes);
+            if let (Some(place), true) = (place, moved) {
+                routes.assign(slot, place);
+            }
+            if let (Some(node), true) = (place.and_then(|place| routes.nodes.get(place)), is_new) {
+                node.probe_slot(slot);
+            }
+            router.publish(routes);
+        }
+        if let Some(job) = job {
+            match router.routes().at(&holder) {
+                Some((_, node)) => node.send(job),
+                None => job.finish(Err(Kind::Overloaded.into())),
+            }
+        }
+    }
+
+    /// The place of the node at an address, which is there from now on; `None` where there are too many.
+    fn place(&mut self, address: &Address, routes: &mut Routes) -> Option<usize> {
+        if let Some((place, _)) = routes.at(address) {
+            return Some(place);
+        }
+        if routes.nodes.len() >= MOST_NODES {
+            return None;
+        }
+        let (node, driver) = self.factory.node(self.index(address, &routes.nodes), Some(address.clone()));
+        info!(node = node.index(), %address, "a master of the cluster");
+        self.drivers.spawn(driver.run());
+        routes.nodes.push(Arc::new(node));
+        Some(routes.nodes.len() - 1)
+    }
+
+    /// A node of the configuration has its place there, if it is known by the same address; any other the first number
+    /// behind those that no other has. So there are never more numbers than nodes in the configuration and masters.
+    fn index(&self, address: &Address, nodes: &[Arc<Node>]) -> usize {
+        let is_taken = |index: &usize| nodes.iter().any(|node| node.index() == *index);
+        let configured = self.seeds.iter().position(|seed| seed == address);
+        let behind = self.seeds.len()..self.seeds.len() + MOST_NODES;
+        configured.into_iter().chain(behind).find(|index| !is_taken(index)).unwrap_or(usize::MAX)
+    }
+}
+
+fn is_well(routes: &Routes) -> bool {
+    routes.is_complete() && routes.nodes.iter().all(|node| node.link() == Link::Connected)
+}
+
+/// What the first says that finds the cluster well; if none does, what the first says that answers.
+async fn read(dialer: Dialer, nodes: Vec<Address>) -> Reading {
+    let (mut unwell, mut why) = (None, "no node is known".to_owned());
+    for address in nodes {
+        match ask(&dialer, &address).await {
+            Ok((true, ranges)) => return Ok(ranges),
+            Ok((false, ranges)) => unwell = unwell.or(Some(ranges)),
+            Err(error) => why = error,
+        }
+    }
+    unwell.ok_or(why)
+}
+
+/// Whether this node finds the cluster well, and the map as it sees it.
+async fn ask(dialer: &Dialer, address: &Address) -> Result<(bool, Vec<Range>), String> {
+    let mut connection = dialer.dial(address).await.map_err(|error| error.to_string())?;
+    let mut pipeline = redis::pipe();
+    pipeline.cmd("CLUSTER").arg("INFO").cmd("CLUSTER").arg("SLOTS");
+    let asked = pipeline.query_async::<(String, Value)>(&mut connection.link);
+    let (info, map) = match timeout(ANSWER_TIMEOUT, asked).await {
+        Ok(answer) => answer.map_err(|error| format!("{address}: {error}"))?,
+        Err(_) => return Err(format!("{address}: no answer within {ANSWER_TIMEOUT:?}")),
+    };
+    let ranges = slots::ranges(&map, address).ok_or_else(|| format!("{address}: not a map of slots: {map:?}"))?;
+    if ranges.is_empty() {
+        return Err(format!("{address}: no slot has a node"));
+    }
+    Ok((info.contains("cluster_state:ok"), ranges))
+}
