@@ -20,7 +20,7 @@ use crate::key::KeyRef;
 use crate::rule::FailurePolicy;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
-use crate::store::redis::{self, Driver, Link, RedisStore};
+use crate::store::redis::{self, Driver, Link, NodeStatus, RedisStore};
 use fallback::Fallback;
 use leases::Leases;
 
@@ -54,9 +54,9 @@ pub enum StoreState {
     InProcess,
     /// The shared store has not been tried yet.
     Starting,
-    /// Connected to the shared store.
+    /// Connected to the shared store, which answers.
     Connected,
-    /// The shared store is away: each rule's failure policy applies.
+    /// A node of the shared store is away or fails: each rule's failure policy applies to its keys.
     Away,
 }
 
@@ -117,7 +117,7 @@ impl Limiter {
         let (buckets, upkeep) = match &store.redis {
             None => (Buckets::Here(MemoryStore::new(settings.max_keys, clock.clone())), None),
             Some(server) => {
-                let (shared, driver) = redis::connect(store, server)?;
+                let (shared, driver) = redis::connect(store, settings.breaker, server)?;
                 if settings.prefetch.enabled {
                     let leases = Arc::new(Leases::new(shared, store.timeout, settings, clock.clone()));
                     (Buckets::Leased(Arc::clone(&leases)), Some(Upkeep { driver, leases: Some(leases) }))
@@ -192,15 +192,25 @@ impl Limiter {
 
     /// The store, for `/readyz` and the status page.
     pub fn store_state(&self) -> StoreState {
-        let link = match &self.buckets {
-            Buckets::Here(_) => return StoreState::InProcess,
-            Buckets::Shared(store) => store.link(),
-            Buckets::Leased(leases) => leases.store().link(),
-        };
-        match link {
-            Link::Starting => StoreState::Starting,
-            Link::Connected => StoreState::Connected,
-            Link::Away => StoreState::Away,
+        match self.shared().map(RedisStore::link) {
+            None => StoreState::InProcess,
+            Some(Link::Starting) => StoreState::Starting,
+            Some(Link::Connected) => StoreState::Connected,
+            Some(Link::Away) => StoreState::Away,
+        }
+    }
+
+    /// Each node of the shared store, for the status page.
+    pub fn store_nodes(&self) -> Vec<NodeStatus> {
+        self.shared().map(RedisStore::nodes).unwrap_or_default()
+    }
+
+    /// The shared store, if there is one.
+    pub fn shared(&self) -> Option<&RedisStore> {
+        match &self.buckets {
+            Buckets::Here(_) => None,
+            Buckets::Shared(store) => Some(store),
+            Buckets::Leased(leases) => Some(leases.store()),
         }
     }
 

@@ -5,11 +5,12 @@ use std::sync::OnceLock;
 
 use once_cell::sync::Lazy;
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, TextEncoder, histogram_opts,
-    opts,
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, TextEncoder,
+    histogram_opts, opts,
 };
 
 use crate::decision::{Outcome, Source};
+use crate::store::breaker::State;
 
 /// Seconds, 10 µs … 100 ms, with bounds on the objectives of 2 ms and 5 ms.
 const DECISION_BUCKETS: [f64; 13] =
@@ -31,9 +32,16 @@ static STORE_CALL_SECONDS: Lazy<Histogram> = Lazy::new(|| {
     let opts = histogram_opts!("sekisho_store_call_seconds", "Time of a store call", DECISION_BUCKETS.to_vec());
     registered(Histogram::with_opts(opts))
 });
-/// 1 while there is a connection to the shared store.
+/// 1 while calls to every node of the shared store are let through.
 pub static STORE_CONNECTED: Lazy<IntGauge> =
-    Lazy::new(|| gauge("sekisho_store_connected", "1 while connected to the shared store"));
+    Lazy::new(|| gauge("sekisho_store_connected", "1 while every node of the shared store is connected and answers"));
+static BREAKER_STATE: Lazy<IntGaugeVec> = Lazy::new(|| {
+    let opts = opts!("sekisho_breaker_state", "Circuit breaker of a node of the store: 0 closed, 1 half-open, 2 open");
+    registered(IntGaugeVec::new(opts, &["node"]))
+});
+/// 1 while a node of the shared store may evict buckets.
+pub static STORE_CAN_EVICT: Lazy<IntGauge> =
+    Lazy::new(|| gauge("sekisho_store_can_evict", "1 while a node of the shared store may evict buckets"));
 /// 1 while any decision is made without the store.
 pub static DEGRADED: Lazy<IntGauge> =
     Lazy::new(|| gauge("sekisho_degraded", "1 while any decision is made without the store"));
@@ -76,8 +84,16 @@ pub enum StoreCall {
     Timeout,
     /// Answered with an error, or the connection broke.
     Error,
-    /// Not sent: no connection, or the queue was full.
+    /// Not sent: the node is known to be away or to fail, or the queue was full.
     Rejected,
+}
+
+/// Sets what the circuit breaker of each node does, by the node's index. A node that is not there any more has no series.
+pub fn breaker_states(nodes: impl Iterator<Item = (usize, State)>) {
+    BREAKER_STATE.reset();
+    for (node, state) in nodes {
+        BREAKER_STATE.with_label_values(&[&node.to_string()]).set(state as i64);
+    }
 }
 
 /// Counts one call to the shared store, which took so many seconds from the queue to its reply.
@@ -184,6 +200,7 @@ pub fn text() -> Result<String, prometheus::Error> {
 pub fn register() {
     for gauge in [
         &STORE_CONNECTED,
+        &STORE_CAN_EVICT,
         &DEGRADED,
         &KEYS_TRACKED,
         &KEYS_FORGOTTEN,
@@ -198,6 +215,7 @@ pub fn register() {
     for counters in [&DECISIONS, &STORE_CALLS, &RULES_RELOADS, &REQUESTS, &UPSTREAM_FAILURES] {
         Lazy::force(counters);
     }
+    Lazy::force(&BREAKER_STATE);
     Lazy::force(&STORE_CALL_SECONDS);
     Lazy::force(&DECISION_SECONDS);
     Lazy::force(&REQUEST_SECONDS);

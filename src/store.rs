@@ -1,5 +1,6 @@
 //! Where buckets live: [`redis`] (shared by all gateways) or [`memory`] (this process alone).
 
+pub mod breaker;
 pub mod memory;
 pub mod redis;
 
@@ -28,11 +29,13 @@ enum Kind {
     Timeout,
     #[error("more calls wait for the store than its queue holds")]
     Overloaded,
-    #[error("not connected to the store")]
-    Disconnected,
+    #[error("the store is known to be away or to fail")]
+    Away,
+    #[error("the connection to the store broke with the call under way")]
+    Lost,
     #[error("the store refused: {0}")]
     Refused(String),
-    #[error("the store's reply is not a bucket's: {0}")]
+    #[error("the store's reply cannot be read: {0}")]
     Garbled(String),
 }
 
@@ -42,8 +45,8 @@ impl StoreError {
         matches!(self.0, Kind::Timeout)
     }
 
-    /// The call was never sent, since the store is known to be away or too much waits for it.
+    /// The call was never sent: the store is known to be away or to fail, or too much waits for it.
     pub fn is_rejected(&self) -> bool {
-        matches!(self.0, Kind::Overloaded | Kind::Disconnected)
+        matches!(self.0, Kind::Overloaded | Kind::Away)
     }
 }

@@ -1,113 +1,74 @@
-//! Buckets in Redis, shared by all gateways. Requests hand their calls over a bounded queue to one [`Driver`] with a
-//! runtime of its own, which owns the connection and sends everything that has gathered in one pipeline: Redis's cost
-//! per decision falls as load rises, and a call outlives the request that caused it.
+//! Buckets in Redis, shared by all gateways. Each node of it has a bounded queue, a circuit breaker and a driver of its
+//! own, so that one that is slow or away slows only its keys. A driver owns the connection and sends everything that
+//! has gathered in one pipeline: Redis's cost per decision falls as load rises, and a call outlives the request that
+//! caused it.
+//!
+//! Everything that waits is bounded, and what exceeds a bound goes to the rule's failure policy at once:
+//!
+//! | what | bound |
+//! |---|---|
+//! | calls queued for a node's driver | [`QUEUE`] |
+//! | calls gathered for the next pipeline, and in each | [`BATCH`] |
+//! | pipelines on their way to a node | [`PIPELINES`] |
+//! | calls under way for one key | 1 |
+//! | requests that wait for one key | `WAITING` in `limiter/lease.rs` |
+//! | keys, and buckets of the fallback | `limiter.max_keys` each |
+//! | time a request waits | `store.timeout` |
+//! | time a call is waited for, before it is given up with its connection | [`ABANDON`] |
 
+mod cluster;
+mod connection;
 mod dial;
 mod driver;
+mod eviction;
+mod flight;
+mod job;
+mod node;
+mod reply;
+mod router;
 mod script;
+mod sentinel;
 mod slots;
 
-use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::Instant;
+use tokio::sync::oneshot;
 
-use crate::bucket::{Call, Demand, Limit, Reply, Report};
+use crate::bucket::{Call, Reply};
 use crate::config::{self, Topology};
 use crate::key::{Key, KeyRef};
-use crate::metrics;
 use crate::store::{Kind, Store, StoreError};
 
+use cluster::ClusterWatch;
 use dial::Dialer;
 pub use driver::Driver;
+use driver::Drivers;
+use job::{Beat, Job, Task};
+pub use job::{Message, Work};
+use node::NodeFactory;
+pub use node::{Link, NodeStatus};
+use router::{Router, Routes};
+use sentinel::SentinelWatch;
 
-/// Calls that may wait for the driver; what exceeds this is refused at once.
+/// Calls that may wait for a node's driver.
 const QUEUE: usize = 16_384;
+/// Calls in one pipeline.
+const BATCH: usize = 256;
+/// Pipelines on their way to a node at once: while one is answered, the next already travels.
+const PIPELINES: usize = 2;
+/// A reply that takes longer is abandoned, and the connection with it: it may swallow everything.
+const ABANDON: Duration = Duration::from_secs(1);
+/// A gateway is alive for so long after its heartbeat.
+const ALIVE_FOR: Duration = Duration::from_secs(5);
 
 /// The requests' side of the shared store.
 #[derive(Debug)]
 pub struct RedisStore {
-    queue: mpsc::Sender<Job>,
+    router: Arc<Router>,
     timeout: Duration,
-    link: Arc<LinkCell>,
-}
-
-/// One call for one key, on its way.
-pub trait Work: fmt::Debug + Send {
-    /// The bucket.
-    fn key(&self) -> &Key;
-
-    /// What to call, decided when the call is about to be sent; `None` if there is no more reason to.
-    fn begin(&mut self) -> Option<Message>;
-
-    /// Takes the reply.
-    fn finish(self: Box<Self>, result: Result<Reply, StoreError>);
-}
-
-/// A [`Call`] that owns what it says.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Message {
-    /// See [`Call::limit`].
-    pub limit: Limit,
-    /// See [`Call::demand`].
-    pub demand: SmallVec<[Demand; 1]>,
-    /// See [`Call::prefetch`].
-    pub prefetch: u32,
-    /// See [`Call::report`].
-    pub report: Report,
-}
-
-/// The connection to Redis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
-    /// Not tried yet.
-    Starting,
-    /// There is one.
-    Connected,
-    /// There is none.
-    Away,
-}
-
-/// A [`Link`] that the driver sets and everybody reads.
-#[derive(Debug)]
-struct LinkCell {
-    link: AtomicU8,
-    /// Redis answers with errors.
-    refusing: AtomicBool,
-}
-
-impl LinkCell {
-    fn new() -> Self {
-        Self { link: AtomicU8::new(Link::Starting as u8), refusing: AtomicBool::new(false) }
-    }
-
-    fn get(&self) -> Link {
-        [Link::Starting, Link::Connected, Link::Away][usize::from(self.link.load(Ordering::Relaxed))]
-    }
-
-    /// Logs what Redis refuses, once until it answers again.
-    fn note(&self, key: &str, refused: Option<&StoreError>) {
-        if self.refusing.load(Ordering::Relaxed) == refused.is_some() {
-            return;
-        }
-        self.refusing.store(refused.is_some(), Ordering::Relaxed);
-        match refused {
-            Some(error) => tracing::warn!(key, "{error}; each rule's on_store_failure applies"),
-            None => tracing::info!("the store answers again"),
-        }
-    }
-
-    /// Returns what it was before.
-    fn set(&self, link: Link) -> Link {
-        let before = self.get();
-        self.link.store(link as u8, Ordering::Relaxed);
-        metrics::STORE_CONNECTED.set(i64::from(link == Link::Connected));
-        before
-    }
 }
 
 /// The store cannot be reached as its settings say.
@@ -119,70 +80,79 @@ pub struct SetupError(#[from] openssl::error::ErrorStack);
 ///
 /// # Errors
 /// When the certificates for TLS cannot be used.
-pub fn connect(settings: &config::Store, server: &config::Redis) -> Result<(RedisStore, Driver), SetupError> {
-    let (queue, jobs) = mpsc::channel(QUEUE);
-    let link = Arc::new(LinkCell::new());
+pub fn connect(
+    settings: &config::Store,
+    breaker: config::Breaker,
+    server: &config::Redis,
+) -> Result<(RedisStore, Driver), SetupError> {
     let dialer = Dialer::new(&server.login, server.tls.as_ref())?;
-    let Topology::Single(address) = &server.topology else { todo!() };
-    let driver = Driver::new(dialer, address.clone(), settings.key_prefix.clone(), jobs, Arc::clone(&link));
-    Ok((RedisStore { queue, timeout: settings.timeout, link }, driver))
+    let (router, news) = Router::new(Routes::unknown(), settings.key_prefix.clone());
+    let router = Arc::new(router);
+    let watched_by = Arc::downgrade(&router);
+    let factory = NodeFactory::new(dialer.clone(), settings, breaker, watched_by.clone());
+    let driver = match &server.topology {
+        Topology::Single(address) => {
+            let (node, driver) = factory.node(0, Some(address.clone()));
+            router.publish(Routes::one(node));
+            Drivers::Single(Box::new(driver))
+        }
+        Topology::Cluster(seeds) => {
+            Drivers::Cluster(Box::new(ClusterWatch::new(seeds.clone(), dialer, factory, watched_by, news)))
+        }
+        Topology::Sentinel { sentinels, master_name, login } => {
+            let (node, driver) = factory.node(0, None);
+            router.publish(Routes::one(node));
+            let dialer = Dialer::new(login, server.tls.as_ref())?;
+            let watch = SentinelWatch::new(sentinels.clone(), master_name.clone(), dialer, watched_by);
+            Drivers::Sentinel(Box::new(driver), watch)
+        }
+    };
+    Ok((RedisStore { router, timeout: settings.timeout }, Driver::new(driver)))
 }
 
 impl RedisStore {
-    /// The connection now.
+    /// Each node as it stands.
+    pub fn nodes(&self) -> Vec<NodeStatus> {
+        self.router.routes().nodes.iter().map(|node| node.status()).collect()
+    }
+
+    /// The store as a whole: [`Link::Starting`] while a node has not been tried, then [`Link::Connected`] while calls for
+    /// every key are let through.
     pub fn link(&self) -> Link {
-        self.link.get()
+        self.router.link()
     }
 
-    /// Sends a call on its way. Its reply comes to [`Work::finish`], at once where the store is known to be away or too
-    /// much waits for it.
+    /// Sends a call on its way. Its reply comes to [`Work::finish`], at once where the node is known to be away or to
+    /// fail, or too much waits for it.
     pub fn submit(&self, work: Box<dyn Work>) {
-        let job = Job { work: Some(work), queued: Instant::now(), timeout: self.timeout };
-        if self.link() == Link::Away {
-            return job.finish(Err(Kind::Disconnected.into()));
-        }
-        match self.queue.try_send(job) {
-            Ok(()) => {}
-            Err(mpsc::error::TrySendError::Full(job)) => job.finish(Err(Kind::Overloaded.into())),
-            Err(mpsc::error::TrySendError::Closed(job)) => job.finish(Err(Kind::Disconnected.into())),
-        }
-    }
-}
-
-/// Work in the queue.
-#[derive(Debug)]
-struct Job {
-    /// `None` when it has been answered, or is of no more use.
-    work: Option<Box<dyn Work>>,
-    queued: Instant,
-    timeout: Duration,
-}
-
-impl Job {
-    fn finish(mut self, result: Result<Reply, StoreError>) {
-        self.answer(result);
+        self.send(Task::Bucket(work));
     }
 
-    fn answer(&mut self, result: Result<Reply, StoreError>) {
-        let Some(work) = self.work.take() else { return };
-        let took = self.queued.elapsed();
-        let outcome = match &result {
-            Ok(_) if took > self.timeout => metrics::StoreCall::Timeout,
-            Ok(_) => metrics::StoreCall::Ok,
-            Err(error) if error.is_timeout() => metrics::StoreCall::Timeout,
-            Err(error) if error.is_rejected() => metrics::StoreCall::Rejected,
-            Err(_) => metrics::StoreCall::Error,
-        };
-        metrics::store_call(outcome, took.as_secs_f64());
-        work.finish(result);
+    /// Says that the gateway `id` is alive. Returns how many are, this one among them. May take as long as the store
+    /// takes to answer or to be given up, about a second; no request waits for it.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn heartbeat(&self, id: &str) -> impl Future<Output = Result<u32, StoreError>> + Send + use<> {
+        self.beat(id, false)
     }
-}
 
-/// Pipelines under way are given up with their connection. Whoever waits for their calls hears of it: a key makes no
-/// other call while one is out.
-impl Drop for Job {
-    fn drop(&mut self) {
-        self.answer(Err(Kind::Disconnected.into()));
+    /// Says that the gateway `id` leaves. Returns how many are alive without it.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn leave(&self, id: &str) -> impl Future<Output = Result<u32, StoreError>> + Send + use<> {
+        self.beat(id, true)
+    }
+
+    fn beat(&self, id: &str, leaves: bool) -> impl Future<Output = Result<u32, StoreError>> + Send + use<> {
+        let (answer, alive) = oneshot::channel();
+        self.send(Task::Beat(Beat { id: id.to_owned(), leaves, answer }));
+        async { alive.await.unwrap_or_else(|_| Err(Kind::Lost.into())) }
+    }
+
+    fn send(&self, task: Task) {
+        self.router.send(Job::new(task, self.timeout));
     }
 }
 
@@ -198,7 +168,7 @@ impl Store for RedisStore {
         self.submit(Box::new(Plain { key: key.to_key(), message: Some(message), answer }));
         match tokio::time::timeout(self.timeout, reply).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(Kind::Disconnected.into()),
+            Ok(Err(_)) => Err(Kind::Lost.into()),
             Err(_) => Err(Kind::Timeout.into()),
         }
     }

@@ -82,9 +82,7 @@ impl RedisCluster {
             let connection = connect(&node.url()).await;
             eventually("the replica has heard of its master", Duration::from_secs(10), || {
                 let (mut connection, id) = (connection.clone(), id.clone());
-                async move {
-                    redis::cmd("CLUSTER").arg("REPLICATE").arg(id).exec_async(&mut connection).await.ok()
-                }
+                async move { redis::cmd("CLUSTER").arg("REPLICATE").arg(id).exec_async(&mut connection).await.ok() }
             })
             .await;
             eventually("the replica follows its master", Duration::from_secs(10), || {

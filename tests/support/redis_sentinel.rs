@@ -98,9 +98,9 @@ impl RedisSentinel {
                 let text = command.arg("MASTER").arg(Self::MASTER).query_async::<redis::Value>(&mut connection);
                 let fields = format!("{:?}", text.await.ok()?);
                 let has = |name: &str, value: usize| {
-                    fields.split_once(&format!("'{name}'")).is_some_and(|(_, rest)| {
-                        rest.split('\'').nth(1) == Some(value.to_string().as_str())
-                    })
+                    fields
+                        .split_once(&format!("'{name}'"))
+                        .is_some_and(|(_, rest)| rest.split('\'').nth(1) == Some(value.to_string().as_str()))
                 };
                 (has("num-other-sentinels", SENTINELS - 1) && has("num-slaves", 1)).then_some(())
             })

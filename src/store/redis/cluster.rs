@@ -15,9 +15,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::{error, info, warn};
 
-use super::NodeFactory;
 use super::dial::Dialer;
-use super::node::{Link, Node};
+use super::node::{Link, Node, NodeFactory};
 use super::router::{News, Router, Routes};
 use super::slots::{self, Range};
 use crate::config::Address;

@@ -20,12 +20,11 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio_openssl::SslStream;
 
+use super::{ABANDON, PIPELINES};
 use crate::config::{Address, Login, StoreTls};
 
 /// The longest for a connection: name, TCP, TLS and login together.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// A server that acknowledges nothing for so long is given up, and so is a reply that takes longer.
-const UNANSWERED: Duration = Duration::from_secs(1);
 
 /// Knows how to enter every server of one kind.
 #[derive(Clone)]
@@ -43,7 +42,7 @@ impl fmt::Debug for Dialer {
 
 /// A connection; it closes when this is dropped, whatever is still on its way.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct Line {
     /// To send by; clones share it.
     pub(super) link: MultiplexedConnection,
     /// What the server says without being asked, and that the connection broke.
@@ -51,7 +50,7 @@ pub(super) struct Connection {
     carrier: AbortHandle,
 }
 
-impl Drop for Connection {
+impl Drop for Line {
     fn drop(&mut self) {
         self.carrier.abort();
     }
@@ -96,12 +95,12 @@ impl Dialer {
     ///
     /// # Errors
     /// When that does not succeed within [`CONNECT_TIMEOUT`].
-    pub(super) async fn dial(&self, address: &Address) -> Result<Connection, DialError> {
+    pub(super) async fn dial(&self, address: &Address) -> Result<Line, DialError> {
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.connect(address)).await;
         connected.unwrap_or_else(|_| Err(DialError::Timeout(address.clone())))
     }
 
-    async fn connect(&self, address: &Address) -> Result<Connection, DialError> {
+    async fn connect(&self, address: &Address) -> Result<Line, DialError> {
         let tcp = tcp(address).await.map_err(|error| DialError::Tcp(address.clone(), error))?;
         let stream: Pin<Box<dyn Stream>> = match &self.tls {
             None => Box::pin(tcp),
@@ -111,18 +110,21 @@ impl Dialer {
             }
         };
         let (sender, pushes) = mpsc::unbounded_channel();
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(UNANSWERED)).set_push_sender(sender);
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(Some(ABANDON))
+            .set_pipeline_buffer_size(PIPELINES * 2)
+            .set_push_sender(sender);
         let (link, carrier) = MultiplexedConnection::new_with_config(&self.login, stream, config)
             .await
             .map_err(|error| DialError::Login(address.clone(), error))?;
-        Ok(Connection { link, pushes, carrier: tokio::spawn(carrier).abort_handle() })
+        Ok(Line { link, pushes, carrier: tokio::spawn(carrier).abort_handle() })
     }
 }
 
 async fn tcp(address: &Address) -> io::Result<TcpStream> {
     let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
     stream.set_nodelay(true)?;
-    SockRef::from(&stream).set_tcp_user_timeout(Some(UNANSWERED))?;
+    SockRef::from(&stream).set_tcp_user_timeout(Some(ABANDON))?;
     Ok(stream)
 }
 

@@ -1,221 +1,396 @@
-//! The one task that talks to Redis.
+//! What talks to Redis: for each node one task with a connection of its own.
 
-use std::sync::Arc;
+use std::fmt::Display;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Pipeline, PushInfo, RedisError};
-use tokio::sync::mpsc;
+use redis::{RedisResult, Value};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
-use tracing::{info, warn};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::warn;
 
-use super::dial::{Connection, Dialer};
-use super::script::{self, Answer, BucketScript};
-use super::{Job, Link, LinkCell, Message};
-use crate::config::Address;
+use super::cluster::ClusterWatch;
+use super::connection::{self, Connection};
+use super::dial::Dialer;
+use super::eviction::{self, Eviction};
+use super::flight::{Flights, Landed, Probe, Sent};
+use super::job::Job;
+use super::node::{Health, Link};
+use super::reply::{self, Outcome};
+use super::router::Router;
+use super::script::{By, Scripts};
+use super::sentinel::SentinelWatch;
+use super::{BATCH, PIPELINES};
+use crate::config::{self, Address};
+use crate::store::breaker::{Breaker, State};
 use crate::store::{Kind, StoreError};
 
-/// Calls sent in one pipeline.
-const BATCH: usize = 256;
-/// Pipelines on their way at once: while one is answered, the next already travels.
-const PIPELINES: usize = 2;
+/// The longest that connecting takes, first commands and all.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
 
-/// Owns the connection to Redis and answers every call handed to it. Runs on a runtime of its own.
+/// Owns the connections to Redis and answers every call handed to it. Runs on a runtime of its own.
 #[derive(Debug)]
-pub struct Driver {
-    dialer: Dialer,
-    address: Address,
-    script: BucketScript,
-    prefix: String,
-    jobs: mpsc::Receiver<Job>,
-    link: Arc<LinkCell>,
+pub struct Driver(Drivers);
+
+/// What has to run, by the store's topology.
+#[derive(Debug)]
+pub(super) enum Drivers {
+    /// One server.
+    Single(Box<NodeDriver>),
+    /// A cluster, whose nodes come and go.
+    Cluster(Box<ClusterWatch>),
+    /// A master, and who finds it.
+    Sentinel(Box<NodeDriver>, SentinelWatch),
 }
 
 impl Driver {
-    pub(super) fn new(
-        dialer: Dialer,
-        address: Address,
-        prefix: String,
-        jobs: mpsc::Receiver<Job>,
-        link: Arc<LinkCell>,
-    ) -> Self {
-        Self { dialer, address, script: BucketScript::new(), prefix, jobs, link }
+    pub(super) fn new(drivers: Drivers) -> Self {
+        Self(drivers)
     }
 
     /// Serves until nobody can send any more.
-    pub async fn run(mut self) {
-        let mut backoff = BACKOFF_FIRST;
+    pub async fn run(self) {
+        match self.0 {
+            Drivers::Single(node) => node.run().await,
+            Drivers::Cluster(watch) => watch.run().await,
+            Drivers::Sentinel(node, watch) => {
+                tokio::join!(node.run(), watch.run());
+            }
+        }
+    }
+}
+
+/// Talks to one node.
+#[derive(Debug)]
+pub(super) struct NodeDriver {
+    dialer: Dialer,
+    address: watch::Receiver<Option<Address>>,
+    router: Weak<Router>,
+    scripts: Scripts,
+    prefix: String,
+    /// Longer is slow.
+    timeout: Duration,
+    jobs: mpsc::Receiver<Job>,
+    /// The next pipeline.
+    gathered: Vec<Job>,
+    breaker: Breaker,
+    health: Arc<Health>,
+    /// The last call was refused, though the node is well: logged once.
+    refused: bool,
+    backoff: Duration,
+    /// The breaker's time counts from here.
+    started: Instant,
+}
+
+/// Why a connection is of no more use.
+type Lost = String;
+
+impl NodeDriver {
+    pub(super) fn new(
+        dialer: Dialer,
+        settings: &config::Store,
+        breaker: config::Breaker,
+        jobs: mpsc::Receiver<Job>,
+        health: Arc<Health>,
+        router: Weak<Router>,
+    ) -> Self {
+        Self {
+            dialer,
+            address: health.watch_address(),
+            router,
+            scripts: Scripts::new(),
+            prefix: settings.key_prefix.clone(),
+            timeout: settings.timeout,
+            jobs,
+            gathered: Vec::new(),
+            breaker: Breaker::new(breaker, rand::random()),
+            health,
+            refused: false,
+            backoff: BACKOFF_FIRST,
+            started: Instant::now(),
+        }
+    }
+
+    /// Serves until nobody can send any more. The first calls wait for the first connection; later ones wait for none.
+    pub(super) async fn run(mut self) {
+        let mut opened = connect(&self.dialer, &mut self.address, &self.health).await;
         loop {
-            let connected = tokio::select! {
-                connected = connect(&self.dialer, &self.address) => connected,
-                () = refuse(&mut self.jobs) => return,
-            };
-            let lost = match connected {
-                Ok(mut connection) => {
-                    self.link.set(Link::Connected);
-                    info!("connected to the store");
-                    backoff = BACKOFF_FIRST;
-                    match self.serve(connection.link.clone(), &mut connection.pushes).await {
+            let lost = match opened {
+                Ok(connection) => {
+                    self.breaker.half_open();
+                    self.publish(None);
+                    self.health.set_link(Link::Connected);
+                    match self.serve(connection).await {
                         Some(lost) => lost,
                         None => return,
                     }
                 }
                 Err(error) => error,
             };
-            if self.link.set(Link::Away) != Link::Away {
-                warn!("the store is away, each rule's on_store_failure applies: {lost}");
-            }
-            tokio::select! {
-                () = sleep(backoff.mul_f64(rand::random_range(0.5..1.0))) => {}
+            self.breaker.open(self.now());
+            self.publish(Some(lost));
+            self.health.set_link(Link::Away);
+            self.refuse_gathered();
+            let pause = self.backoff.mul_f64(rand::random_range(0.5..1.0));
+            self.backoff = (self.backoff * 2).min(BACKOFF_LONGEST);
+            let again = async {
+                tokio::select! {
+                    () = sleep(pause) => {}
+                    // The sender is held by this very driver.
+                    _ = self.address.changed() => {}
+                }
+                connect(&self.dialer, &mut self.address, &self.health).await
+            };
+            opened = tokio::select! {
+                opened = again => opened,
                 () = refuse(&mut self.jobs) => return,
-            }
-            backoff = (backoff * 2).min(BACKOFF_LONGEST);
+            };
         }
     }
 
     /// Sends what has gathered, until the connection is of no more use (and says why) or nobody can send (`None`).
-    async fn serve(
-        &mut self,
-        connection: MultiplexedConnection,
-        broken: &mut mpsc::UnboundedReceiver<PushInfo>,
-    ) -> Option<String> {
-        let mut on_their_way = JoinSet::new();
+    async fn serve(&mut self, mut connection: Connection) -> Option<Lost> {
+        let (mut flights, mut closed) = (Flights::default(), false);
+        let mut aside = JoinSet::new();
+        aside.spawn(watch_eviction(connection.commands.clone(), Arc::clone(&self.health)));
         loop {
-            let mut gathered = Vec::new();
+            self.depart(&connection, &mut flights);
+            if closed && self.gathered.is_empty() && flights.is_empty() {
+                return None;
+            }
+            let look_at = self.look_at(&mut flights);
+            let room = BATCH - self.gathered.len();
             tokio::select! {
                 biased;
-                Some(sent) = on_their_way.join_next() => match sent {
-                    Ok(Ok(())) => {}
-                    Ok(Err(lost)) => return Some(lost),
-                    Err(panicked) => return Some(panicked.to_string()),
-                },
-                Some(push) = broken.recv() => {
-                    if push.kind == redis::PushKind::Disconnection {
-                        return Some("the connection broke".to_owned());
+                landed = flights.land() => {
+                    let landed = match landed {
+                        Landed::Calls(calls, replies) => self.calls(calls, replies, &connection, &mut flights),
+                        Landed::Probe(probe, reply) => self.probe(probe, reply),
+                    };
+                    if let Err(lost) = landed {
+                        return Some(lost);
                     }
                 }
-                received = self.jobs.recv_many(&mut gathered, BATCH), if on_their_way.len() < PIPELINES => {
-                    if received == 0 {
-                        return None;
-                    }
-                    let calls: Vec<Sent> = gathered.into_iter().filter_map(|job| Sent::begin(job, &self.prefix)).collect();
-                    if !calls.is_empty() {
-                        let exchange = Exchange {
-                            connection: connection.clone(),
-                            script: self.script.clone(),
-                            link: Arc::clone(&self.link),
-                        };
-                        on_their_way.spawn(exchange.run(calls));
-                    }
-                }
+                () = connection.broken() => return Some("the connection broke".to_owned()),
+                _ = self.address.changed() => return Some(format!("the master is {} now", self.health.name())),
+                () = sleep_until(look_at.unwrap_or(self.started)), if look_at.is_some() => self.look(&mut flights),
+                received = self.jobs.recv_many(&mut self.gathered, room), if room > 0 && !closed => closed = received == 0,
             }
         }
     }
-}
 
-/// While there is no connection: every call is answered at once. Returns when nobody can send any more.
-async fn refuse(jobs: &mut mpsc::Receiver<Job>) {
-    while let Some(job) = jobs.recv().await {
-        job.finish(Err(Kind::Disconnected.into()));
-    }
-}
-
-async fn connect(dialer: &Dialer, address: &Address) -> Result<Connection, String> {
-    let mut connection = dialer.dial(address).await.map_err(|error| error.to_string())?;
-    let loaded = BucketScript::load().exec_async(&mut connection.link).await;
-    loaded.map_err(|error| error.to_string())?;
-    Ok(connection)
-}
-
-/// A job whose call has been decided.
-struct Sent {
-    job: Job,
-    key: String,
-    call: Message,
-}
-
-impl Sent {
-    fn begin(mut job: Job, prefix: &str) -> Option<Self> {
-        let mut work = job.work.take()?;
-        let call = work.begin()?;
-        let key = work.key().in_redis(prefix);
-        job.work = Some(work);
-        Some(Self { job, key, call })
-    }
-}
-
-/// One pipeline there and back.
-struct Exchange {
-    connection: MultiplexedConnection,
-    script: BucketScript,
-    link: Arc<LinkCell>,
-}
-
-impl Exchange {
-    /// Answers every call. An error says why the connection is of no more use.
-    async fn run(mut self, calls: Vec<Sent>) -> Result<(), String> {
-        let commands = calls.iter().map(|sent| self.script.by_hash(&sent.key, &sent.call)).collect();
-        let without_script = self.send(commands, calls).await?;
-        if without_script.is_empty() {
-            return Ok(());
+    /// Sends the next pipeline if there is room on the way; while the breaker is not closed, the probes instead.
+    fn depart(&mut self, connection: &Connection, flights: &mut Flights) {
+        match self.breaker.state() {
+            State::Closed if flights.pipelines() < PIPELINES && !self.gathered.is_empty() => {
+                let begin = |mut job: Job| job.begin(&self.prefix).map(|command| Sent { job, command });
+                let calls: Vec<Sent> = self.gathered.drain(..).filter_map(begin).collect();
+                if !calls.is_empty() {
+                    flights.send(&connection.commands, &self.scripts, By::Hash, calls);
+                }
+            }
+            State::Closed => {}
+            State::HalfOpen if flights.probe().is_none() => {
+                self.refuse_gathered();
+                flights.send_probe(&connection.commands, &self.health.probe_key(), Instant::now() + self.timeout);
+            }
+            State::HalfOpen | State::Open => self.refuse_gathered(),
         }
-        // The script's text goes with each call: another flush may come between any two of them.
-        let commands = without_script.iter().map(|sent| BucketScript::by_text(&sent.key, &sent.call)).collect();
-        for sent in self.send(commands, without_script).await? {
-            sent.job.finish(Err(Kind::Refused("NOSCRIPT to a call with the script's text".to_owned()).into()));
+    }
+
+    /// When [`Self::look`] has something to do.
+    fn look_at(&self, flights: &mut Flights) -> Option<Instant> {
+        let call = match self.breaker.state() {
+            State::Closed => {
+                let gathered = self.gathered.iter().find(|job| !job.judged).map(Job::slow_at);
+                flights.slow_at().into_iter().chain(gathered).min()
+            }
+            State::HalfOpen | State::Open => None,
+        };
+        let probe = match flights.probe() {
+            Some(probe) => Some(probe.slow_at).filter(|_| !probe.judged),
+            None => self.breaker.probe_at().map(|at| self.started + Duration::from_millis(at)),
+        };
+        call.into_iter().chain(probe).min()
+    }
+
+    /// Tells the breaker of what has become too slow, and half-opens it when its time has come.
+    fn look(&mut self, flights: &mut Flights) {
+        let (now, now_ms) = (Instant::now(), self.now());
+        let slow = flights.jobs().chain(&mut self.gathered).filter(|job| !job.judged && job.slow_at() <= now);
+        let mut opened = None;
+        for job in slow {
+            job.judged = true;
+            opened = opened.or(self.breaker.call(now_ms, true));
+        }
+        if let Some(opened) = opened {
+            self.publish(Some(format!("{opened}; the last was not answered within {:?}", self.timeout)));
+        }
+        match flights.probe() {
+            Some(probe) if !probe.judged && probe.slow_at <= now => {
+                probe.judged = true;
+                self.breaker.probe(now_ms, true);
+                self.publish(Some(format!("a probe was not answered within {:?}", self.timeout)));
+            }
+            None if self.breaker.probe_at().is_some_and(|at| at <= now_ms) => {
+                self.breaker.half_open();
+                self.publish(None);
+            }
+            _ => {}
+        }
+    }
+
+    /// Answers calls; those whose script was not cached are sent again, with its text: another flush may come between
+    /// any two of them.
+    fn calls(
+        &mut self,
+        calls: Vec<Sent>,
+        replies: RedisResult<Vec<Value>>,
+        connection: &Connection,
+        flights: &mut Flights,
+    ) -> Result<(), Lost> {
+        let replies = match replies {
+            Ok(replies) => replies,
+            Err(error) => {
+                let kind = if error.is_timeout() { Kind::Timeout } else { Kind::Lost };
+                calls.into_iter().for_each(|sent| sent.job.finish(Err(kind.clone().into())));
+                return Err(error.to_string());
+            }
+        };
+        let (mut again, mut demoted, mut replies) = (Vec::new(), None, replies.into_iter());
+        for mut sent in calls {
+            if sent.job.asking {
+                replies.next();
+            }
+            let reply = replies.next().unwrap_or(Value::Nil);
+            let key = sent.command.key();
+            let result = match reply::read(&sent.command, reply) {
+                Outcome::Answered { answer, healed } => {
+                    if healed {
+                        warn!(key, "the key held something that is not a bucket; it starts full");
+                    }
+                    self.judge(&mut sent.job, None);
+                    self.refused = false;
+                    Ok(answer)
+                }
+                Outcome::NoScript => {
+                    again.push(sent);
+                    continue;
+                }
+                Outcome::Demoted(error) => {
+                    demoted = Some(error.to_string());
+                    Err(error)
+                }
+                Outcome::Unwell(error) => {
+                    self.judge(&mut sent.job, Some(&error));
+                    Err(error)
+                }
+                Outcome::Elsewhere(redirect) => match self.router.upgrade().filter(|router| router.is_cluster()) {
+                    Some(router) => {
+                        sent.job.take_back(sent.command);
+                        router.redirect(sent.job, redirect, self.health.address().as_ref());
+                        continue;
+                    }
+                    None => Err(self.refused(key, redirect.into())),
+                },
+                Outcome::Refused(error) => Err(self.refused(key, error)),
+            };
+            sent.job.finish(result);
+        }
+        if !again.is_empty() {
+            flights.send(&connection.commands, &self.scripts, By::Text, again);
+        }
+        demoted.map_or(Ok(()), Err)
+    }
+
+    /// Tells the breaker what became of a call, if it does not know.
+    fn judge(&mut self, job: &mut Job, failure: Option<&StoreError>) {
+        if std::mem::replace(&mut job.judged, true) {
+            return;
+        }
+        let slow = job.slow_at() < Instant::now();
+        let opened = self.breaker.call(self.now(), slow || failure.is_some());
+        let Some(opened) = opened else { return };
+        let last: &dyn Display = match &failure {
+            Some(error) => error,
+            None => &"not answered in time",
+        };
+        self.publish(Some(format!("{opened}; the last: {last}")));
+    }
+
+    /// Logs a call that was refused, once until one is answered.
+    fn refused(&mut self, key: &str, error: StoreError) -> StoreError {
+        if !std::mem::replace(&mut self.refused, true) {
+            warn!(key, "{error}; the rule's on_store_failure applies");
+        }
+        error
+    }
+
+    fn probe(&mut self, probe: Probe, reply: RedisResult<Value>) -> Result<(), Lost> {
+        let failure = match reply.map_err(|error| error.to_string())? {
+            Value::ServerError(error) if !connection::is_elsewhere(&error) => match reply::refusal(&error) {
+                Outcome::Demoted(error) => return Err(error.to_string()),
+                _ => Some(error.to_string()),
+            },
+            _ if probe.slow_at < Instant::now() => Some(format!("a probe took longer than {:?}", self.timeout)),
+            _ => None,
+        };
+        if !probe.judged {
+            self.breaker.probe(self.now(), failure.is_some());
+            self.publish(failure);
         }
         Ok(())
     }
 
-    /// Sends one command for each call and answers all but those whose script was not cached: those come back.
-    async fn send(&mut self, commands: Vec<redis::Cmd>, calls: Vec<Sent>) -> Result<Vec<Sent>, String> {
-        let mut pipeline = Pipeline::with_capacity(commands.len());
-        for command in commands {
-            pipeline.add_command(command);
+    fn publish(&mut self, why: Option<String>) {
+        if self.breaker.state() == State::Closed {
+            self.backoff = BACKOFF_FIRST;
         }
-        let values = match self.connection.send_packed_commands(&pipeline, 0, calls.len()).await {
-            Ok(values) => values,
-            Err(error) => return Err(fail(calls, &error)),
-        };
-        let (mut again, mut lost) = (Vec::new(), None);
-        for (sent, value) in calls.into_iter().zip(values) {
-            let result = match script::read(value) {
-                Answer::Reply { reply, healed } => {
-                    if healed {
-                        warn!(sent.key, "the key held something that is not a bucket; it starts full");
-                    }
-                    Ok(reply)
-                }
-                Answer::NoScript => {
-                    again.push(sent);
-                    continue;
-                }
-                Answer::Demoted => {
-                    lost = Some("the server is no master any more".to_owned());
-                    Err(StoreError::from(Kind::Disconnected))
-                }
-                Answer::Failed(error) => Err(error),
-            };
-            self.link.note(&sent.key, result.as_ref().err());
-            sent.job.finish(result);
-        }
-        match lost {
-            None => Ok(again),
-            Some(lost) => {
-                again.into_iter().for_each(|sent| sent.job.finish(Err(Kind::Disconnected.into())));
-                Err(lost)
-            }
-        }
+        self.health.set_breaker(self.breaker.state(), why);
+    }
+
+    /// Nobody waits for a node that is away.
+    fn refuse_gathered(&mut self) {
+        self.gathered.drain(..).for_each(|job| job.finish(Err(Kind::Away.into())));
+    }
+
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
     }
 }
 
-fn fail(calls: Vec<Sent>, error: &RedisError) -> String {
-    let kind = if error.is_timeout() { Kind::Timeout } else { Kind::Disconnected };
-    for sent in calls {
-        sent.job.finish(Err(kind.clone().into()));
+/// A connection that calls can be sent over. Waits for the node's address, if that is not known yet.
+async fn connect(
+    dialer: &Dialer,
+    address: &mut watch::Receiver<Option<Address>>,
+    health: &Health,
+) -> Result<Connection, Lost> {
+    let opened = async {
+        let known = address.wait_for(Option::is_some).await.ok().and_then(|known| known.clone());
+        let address = known.ok_or_else(|| "its address is not known".to_owned())?;
+        Connection::open(dialer, &address, &health.probe_key()).await.map_err(|error| error.to_string())
+    };
+    match timeout(CONNECT_TIMEOUT, opened).await {
+        Ok(opened) => opened,
+        Err(_) => Err(format!("connecting took longer than {CONNECT_TIMEOUT:?}")),
     }
-    error.to_string()
+}
+
+/// Looks again and again whether the node may evict buckets, as long as there is the connection.
+async fn watch_eviction(mut commands: MultiplexedConnection, health: Arc<Health>) {
+    while let Ok(eviction) = Eviction::ask(&mut commands).await {
+        health.set_eviction(eviction);
+        sleep(eviction::LOOK_AGAIN).await;
+    }
+}
+
+/// Answers every call at once. Returns when nobody can send any more.
+async fn refuse(jobs: &mut mpsc::Receiver<Job>) {
+    while let Some(job) = jobs.recv().await {
+        job.finish(Err(Kind::Away.into()));
+    }
 }

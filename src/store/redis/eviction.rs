@@ -74,7 +74,8 @@ mod tests {
     fn configuration_and_info_say_the_same() {
         let config = [("maxmemory", "100"), ("maxmemory-policy", "allkeys-lfu"), ("maxmemory-samples", "5")];
         let config = config.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter().collect();
-        let info = "# Memory\r\nused_memory:5\r\nmaxmemory:100\r\nmaxmemory_human:100B\r\nmaxmemory_policy:allkeys-lfu\r\n";
+        let info =
+            "# Memory\r\nused_memory:5\r\nmaxmemory:100\r\nmaxmemory_human:100B\r\nmaxmemory_policy:allkeys-lfu\r\n";
         assert_eq!(Eviction::from_config(&config), Some(eviction("allkeys-lfu", 100)));
         assert_eq!(Eviction::from_info(info), Some(eviction("allkeys-lfu", 100)));
         assert_eq!((Eviction::from_config(&HashMap::new()), Eviction::from_info("")), (None, None));

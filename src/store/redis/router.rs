@@ -97,6 +97,11 @@ impl Router {
         (Self { routes: ArcSwap::from_pointee(routes), prefix, news, tried: AtomicBool::new(false) }, learned)
     }
 
+    /// Whether its nodes are those of a cluster.
+    pub(super) fn is_cluster(&self) -> bool {
+        self.routes.load().slots.is_some()
+    }
+
     pub(super) fn routes(&self) -> arc_swap::Guard<Arc<Routes>> {
         self.routes.load()
     }

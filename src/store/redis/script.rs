@@ -1,56 +1,91 @@
-//! The bucket script: its call as a Redis command, its reply as a bucket's.
+//! The scripts that run inside Redis, and their calls as commands.
 
-use redis::{Cmd, Script, ServerErrorKind, Value};
+use redis::{Cmd, Pipeline, Script};
 
-use super::Message;
-use crate::bucket::{Reply, Report};
-use crate::store::{Kind, StoreError};
+use super::{ALIVE_FOR, Message};
+use crate::bucket::Report;
 
-const TEXT: &str = include_str!("../../../scripts/redis/token_bucket.lua");
+const BUCKET: &str = include_str!("../../../scripts/redis/token_bucket.lua");
+const HEARTBEAT: &str = include_str!("../../../scripts/redis/heartbeat.lua");
+const TEXTS: [&str; 2] = [BUCKET, HEARTBEAT];
 
-/// The script, by its text and by the hash that Redis caches it under.
-#[derive(Clone, Debug)]
-pub(super) struct BucketScript {
-    hash: String,
-}
-
-/// What Redis said to one call.
+/// The scripts, by the hashes that Redis caches them under.
 #[derive(Debug)]
-pub(super) enum Answer {
-    /// The bucket's reply; `healed`: the key held something that is not a bucket, and was started full.
-    Reply { reply: Reply, healed: bool },
-    /// Redis lost the script (restart, failover, `SCRIPT FLUSH`); nothing was executed.
-    NoScript,
-    /// Redis was demoted; another server must be found.
-    Demoted,
-    /// Anything else.
-    Failed(StoreError),
+pub(super) struct Scripts {
+    bucket: String,
+    heartbeat: String,
 }
 
-impl BucketScript {
+/// A call of one of them.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// `token_bucket.lua`
+    Bucket { key: String, call: Message },
+    /// `heartbeat.lua`
+    Beat { key: String, id: String, leaves: bool },
+}
+
+/// How a command names its script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// By its hash, which Redis may not know.
+    Hash,
+    /// By its text, which works whatever is cached.
+    Text,
+}
+
+impl Scripts {
+    /// How many there are.
+    pub(super) const COUNT: usize = TEXTS.len();
+
     pub(super) fn new() -> Self {
-        Self { hash: Script::new(TEXT).get_hash().to_owned() }
+        let hash = |text| Script::new(text).get_hash().to_owned();
+        Self { bucket: hash(BUCKET), heartbeat: hash(HEARTBEAT) }
     }
 
-    /// Loads the script into Redis's cache, where only `SCRIPT FLUSH` or a restart removes it.
-    pub(super) fn load() -> Cmd {
-        let mut command = redis::cmd("SCRIPT");
-        command.arg("LOAD").arg(TEXT);
-        command
+    /// Loads them into Redis's cache, where only `SCRIPT FLUSH` or a restart removes them.
+    pub(super) fn load() -> Pipeline {
+        let mut pipeline = Pipeline::new();
+        for text in TEXTS {
+            pipeline.cmd("SCRIPT").arg("LOAD").arg(text);
+        }
+        pipeline
     }
 
-    /// The call by the script's hash.
-    pub(super) fn by_hash(&self, key: &str, call: &Message) -> Cmd {
-        arguments(redis::cmd("EVALSHA").arg(&self.hash), key, call)
-    }
-
-    /// The call with the script's text, which works whatever is cached.
-    pub(super) fn by_text(key: &str, call: &Message) -> Cmd {
-        arguments(redis::cmd("EVAL").arg(TEXT), key, call)
+    /// The call as Redis reads it.
+    pub(super) fn command(&self, command: &Command, by: By) -> Cmd {
+        let (text, hash) = match command {
+            Command::Bucket { .. } => (BUCKET, &self.bucket),
+            Command::Beat { .. } => (HEARTBEAT, &self.heartbeat),
+        };
+        let mut to_redis = match by {
+            By::Hash => redis::cmd("EVALSHA"),
+            By::Text => redis::cmd("EVAL"),
+        };
+        match by {
+            By::Hash => to_redis.arg(hash),
+            By::Text => to_redis.arg(text),
+        };
+        match command {
+            Command::Bucket { key, call } => bucket(&mut to_redis, key, call),
+            Command::Beat { key, id, leaves } => {
+                let expiry = ALIVE_FOR.as_millis() as u64;
+                to_redis.arg(1).arg(key).arg(id).arg(expiry).arg(i32::from(*leaves));
+            }
+        }
+        to_redis
     }
 }
 
-fn arguments(command: &mut Cmd, key: &str, call: &Message) -> Cmd {
+impl Command {
+    /// The key in Redis.
+    pub(super) fn key(&self) -> &str {
+        let (Self::Bucket { key, .. } | Self::Beat { key, .. }) = self;
+        key
+    }
+}
+
+fn bucket(command: &mut Cmd, key: &str, call: &Message) {
     command.arg(1).arg(key).arg(call.limit.capacity()).arg(call.limit.refill_per_second()).arg(call.demand.len());
     for demand in &call.demand {
         command.arg(demand.cost).arg(demand.count);
@@ -59,59 +94,5 @@ fn arguments(command: &mut Cmd, key: &str, call: &Message) -> Cmd {
     let Report { generation, used, held, back, owed } = call.report;
     if call.prefetch + used + held + back + owed > 0 {
         command.arg(call.prefetch).arg(generation).arg(used).arg(held).arg(back).arg(owed);
-    }
-    std::mem::take(command)
-}
-
-/// Reads one element of a pipeline's reply.
-pub(super) fn read(value: Value) -> Answer {
-    match value {
-        Value::ServerError(error) => match error.kind() {
-            Some(ServerErrorKind::NoScript) => Answer::NoScript,
-            Some(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => Answer::Demoted,
-            _ => Answer::Failed(Kind::Refused(error.to_string()).into()),
-        },
-        Value::Array(fields) => match numbers(&fields) {
-            Some((reply, healed)) => Answer::Reply { reply, healed },
-            None => Answer::Failed(Kind::Garbled(format!("{fields:?}")).into()),
-        },
-        other => Answer::Failed(Kind::Garbled(format!("{other:?}")).into()),
-    }
-}
-
-fn numbers(fields: &[Value]) -> Option<(Reply, bool)> {
-    let mut numbers = [0_i64; 7];
-    if fields.len() != numbers.len() {
-        return None;
-    }
-    for (number, field) in numbers.iter_mut().zip(fields) {
-        let Value::Int(value) = field else { return None };
-        *number = *value;
-    }
-    let [granted, prefetched, generation, known, tokens, wait, healed] = numbers;
-    let reply = Reply {
-        granted: granted.try_into().ok()?,
-        prefetched: prefetched.try_into().ok()?,
-        generation: generation.try_into().ok()?,
-        stash_known: known == 1,
-        tokens: tokens.try_into().ok()?,
-        wait_ms: if wait < 0 { None } else { Some(wait as u64) },
-    };
-    Some((reply, healed == 1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reply_that_is_not_a_buckets_is_named_never_believed() {
-        let int = |values: &[i64]| Value::Array(values.iter().map(|&v| Value::Int(v)).collect());
-        for garbled in [int(&[1, 0, 5]), int(&[1, -1, 5, 1, 9, 0, 0]), Value::Okay, Value::Nil] {
-            assert!(matches!(read(garbled), Answer::Failed(_)));
-        }
-        let Answer::Reply { reply, healed } = read(int(&[1, 2, 3, 1, 4, -1, 1])) else { panic!("a reply") };
-        assert_eq!((reply.granted, reply.prefetched, reply.generation, reply.tokens), (1, 2, 3, 4));
-        assert_eq!((reply.stash_known, reply.wait_ms, healed), (true, None, true));
     }
 }

@@ -48,7 +48,6 @@ impl SentinelWatch {
                     node.move_to(master);
                 }
                 Err(why) => {
-                    node.not_found(&why);
                     if !std::mem::replace(&mut silent, true) {
                         tracing::warn!("no sentinel names the master: {why}");
                     }
