@@ -184,8 +184,11 @@ impl Limiter {
         decision
     }
 
-    /// Whether a decision was made without the store in the last seconds.
+    /// Whether a decision was made without the store in the last seconds, or would be now.
     pub fn is_degraded(&self) -> bool {
+        if self.store_state() == StoreState::Away {
+            return true;
+        }
         let last = self.last_fallback.load(Ordering::Relaxed);
         last > 0 && self.clock.now() < last + DEGRADED_FOR_MS
     }

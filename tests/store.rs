@@ -52,10 +52,17 @@ fn connect(settings: &config::Store) -> (RedisStore, Driver) {
     redis::connect(settings, BREAKER, settings.redis.as_ref().unwrap()).unwrap()
 }
 
-/// A store in Redis, connected; its driver runs on the current runtime.
+fn url() -> String {
+    std::env::var("SEKISHO_TEST_REDIS_URL").expect("a Redis at SEKISHO_TEST_REDIS_URL: run through `make test`")
+}
+
 async fn shared() -> AnyStore {
-    let url =
-        std::env::var("SEKISHO_TEST_REDIS_URL").expect("a Redis at SEKISHO_TEST_REDIS_URL: run through `make test`");
+    AnyStore::Redis(in_redis().await)
+}
+
+/// A store in Redis, connected; its driver runs on the current runtime.
+async fn in_redis() -> RedisStore {
+    let url = url();
     let (store, driver) = connect(&redis_settings(&url));
     tokio::spawn(driver.run());
     let connected = async {
@@ -64,7 +71,7 @@ async fn shared() -> AnyStore {
         }
     };
     tokio::time::timeout(Duration::from_secs(10), connected).await.expect("Redis answers");
-    AnyStore::Redis(store)
+    store
 }
 
 async fn take(store: &AnyStore, tenant: &str, limit: Limit, cost: u32, count: u32) -> Reply {
@@ -163,4 +170,59 @@ async fn calls_are_refused_at_once_while_redis_is_away() {
     let call = Call { limit: slow(5), demand: &[Demand { cost: 1, count: 1 }], prefetch: 0, report: Report::default() };
     let error = store.call(KeyRef { tenant: "a", route: &route, shadow: false, shard: None }, &call).await.unwrap_err();
     assert!(error.is_rejected(), "{error}");
+}
+
+#[tokio::test]
+async fn gateways_that_beat_are_counted_until_they_leave() {
+    let store = in_redis().await;
+    assert_eq!(store.heartbeat("a").await.unwrap(), 1);
+    assert_eq!(store.heartbeat("b").await.unwrap(), 2);
+    assert_eq!(store.heartbeat("a").await.unwrap(), 2, "each once");
+    // A script is as good by its text as by its hash.
+    let client = ::redis::Client::open(url()).unwrap();
+    let mut redis = client.get_multiplexed_async_connection().await.unwrap();
+    ::redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut redis).await.unwrap();
+    assert_eq!(store.leave("a").await.unwrap(), 1);
+    assert_eq!(store.heartbeat("b").await.unwrap(), 1);
+}
+
+/// The script with a clock of its own, as `SEKISHO_TEST_REDIS_URL` runs it.
+async fn beat_at(redis: &mut ::redis::aio::MultiplexedConnection, key: &str, id: &str, now: u64) -> u32 {
+    let script = include_str!("../scripts/redis/heartbeat.lua");
+    let clocked = script.replace("redis.call('TIME')", "{ KEYS[2], KEYS[3] }");
+    assert_ne!(script, clocked);
+    let (seconds, micros) = (now / 1000, now % 1000 * 1000);
+    let mut command = ::redis::cmd("EVAL");
+    command.arg(clocked).arg(3).arg(key).arg(seconds).arg(micros).arg(id).arg(5000);
+    command.query_async(redis).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_gateway_that_does_not_beat_is_alive_for_five_seconds() {
+    let client = ::redis::Client::open(url()).unwrap();
+    let mut redis = client.get_multiplexed_async_connection().await.unwrap();
+    let key = format!("beats-{}-{}", std::process::id(), rand::random::<u32>());
+    let start = 1_800_000_000_000;
+    assert_eq!(beat_at(&mut redis, &key, "dies", start).await, 1);
+    assert_eq!(beat_at(&mut redis, &key, "lives", start + 5000).await, 2);
+    assert_eq!(beat_at(&mut redis, &key, "lives", start + 5001).await, 1);
+    let left: i64 = ::redis::cmd("PTTL").arg(&key).query_async(&mut redis).await.unwrap();
+    assert!((1..=5000).contains(&left), "{left}");
+    // The clock steps back: what was written before does not stay for ever.
+    assert_eq!(beat_at(&mut redis, &key, "another", start - 60_000).await, 1);
+    // Something else has the name.
+    ::redis::cmd("SET").arg(&key).arg("x").exec_async(&mut redis).await.unwrap();
+    assert_eq!(beat_at(&mut redis, &key, "lives", start).await, 1);
+}
+
+#[tokio::test]
+async fn what_exceeds_the_queue_is_refused_at_once() {
+    // Accepts, and never says a word: the first calls wait for it.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let (store, _driver) = connect(&redis_settings(&url));
+    let queued: Vec<_> = (0..16_384).map(|_| store.heartbeat("a")).collect();
+    let error = store.heartbeat("a").await.unwrap_err();
+    assert!(error.is_rejected(), "{error}");
+    drop(queued);
 }

@@ -68,10 +68,19 @@ pub(super) struct Lease {
     /// Nobody has asked for `tokens` since.
     news: bool,
     /// The stash goes back with the next call.
-    giving_back: bool,
+    giving_back: Option<GivingBack>,
     /// It stands in the list of keys with tokens out.
     listed: bool,
     calling: Option<Box<Calling>>,
+}
+
+/// Why a stash goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GivingBack {
+    /// It lies idle. A request that comes before the call is sent may spend it: the call may never leave.
+    Idle,
+    /// Its rule has changed.
+    OldRule,
 }
 
 /// Present while a call is out or about to be.
@@ -135,7 +144,7 @@ impl Lease {
             tokens: limit.capacity(),
             owed: 0,
             news: false,
-            giving_back: false,
+            giving_back: None,
             listed: false,
             calling: None,
         }
@@ -150,7 +159,8 @@ impl Lease {
             return Ask::Decided { decision: self.denied(Source::Hold, None), call: None };
         }
         self.expire(now);
-        if self.stash >= cost && !self.giving_back {
+        if self.stash >= cost && self.giving_back != Some(GivingBack::OldRule) {
+            self.giving_back = None;
             self.stash -= cost;
             self.used += cost;
             self.last_use = now;
@@ -190,7 +200,7 @@ impl Lease {
         }
         let cost = |demand: &Demand| demand.cost.saturating_mul(demand.count);
         self.wanted = want(demand.iter().map(cost).fold(self.used, u32::saturating_add));
-        let (held, back, prefetch) = if std::mem::take(&mut self.giving_back) {
+        let (held, back, prefetch) = if self.giving_back.take().is_some() {
             (0, std::mem::take(&mut self.stash), 0)
         } else {
             (self.stash, 0, self.wanted)
@@ -289,7 +299,7 @@ impl Lease {
         if self.calling.as_ref().is_some_and(|calling| calling.sent.is_some()) {
             (self.stash, self.used) = (0, 0);
         } else {
-            self.giving_back = self.stash > 0;
+            self.giving_back = (self.stash > 0).then_some(GivingBack::OldRule);
         }
     }
 
@@ -299,7 +309,7 @@ impl Lease {
         if self.calling.is_some() || self.last_use > idle_since || self.stash + self.used == 0 {
             return None;
         }
-        self.giving_back = true;
+        self.giving_back.get_or_insert(GivingBack::Idle);
         Some(self.call(numbers))
     }
 
@@ -360,7 +370,7 @@ impl Lease {
 
     fn expire(&mut self, now: u64) {
         if now > self.spend_until {
-            (self.stash, self.used, self.giving_back) = (0, 0, false);
+            (self.stash, self.used, self.giving_back) = (0, 0, None);
         }
     }
 

@@ -122,6 +122,11 @@ impl RedisStore {
         self.router.link()
     }
 
+    /// Whether calls for `key` are let through: its node is not known to be away or to fail.
+    pub fn lets_through(&self, key: KeyRef<'_>) -> bool {
+        self.router.lets_through(key)
+    }
+
     /// Sends a call on its way. Its reply comes to [`Work::finish`], at once where the node is known to be away or to
     /// fail, or too much waits for it.
     pub fn submit(&self, work: Box<dyn Work>) {

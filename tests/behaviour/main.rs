@@ -28,6 +28,5 @@ mod rules_database;
 mod rules_file;
 mod startup;
 mod stop;
-mod store_failure;
 mod tls;
 mod upstreams;

@@ -15,6 +15,7 @@ use rand::{RngExt, SeedableRng};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 /// What happens to a connection at the next bytes that the gateway sends.
@@ -32,6 +33,8 @@ pub(crate) enum Fault {
     HangUp,
     /// They are lost, and the connection is reset.
     Reset,
+    /// They are lost; each command in them is answered with these bytes.
+    Answer(&'static str),
 }
 
 /// Faults that come by themselves: each connection meets one of `faults` again and again, `every` so often.
@@ -43,7 +46,8 @@ pub(crate) struct Plan {
 
 #[derive(Debug)]
 struct Shared {
-    target: SocketAddr,
+    target: Mutex<SocketAddr>,
+    always: Mutex<Option<Fault>>,
     plan: Mutex<Option<Plan>>,
     random: Mutex<SmallRng>,
     connections: Mutex<Vec<Arc<Connection>>>,
@@ -74,11 +78,12 @@ pub(crate) struct FaultProxy {
 impl FaultProxy {
     /// Passes everything to Redis at this URL, until told otherwise.
     pub(crate) async fn start(url: &str, seed: u64) -> Self {
-        let target = url.trim_start_matches("redis://").parse().expect("an address");
+        let target = address_of(url);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
-            target,
+            target: Mutex::new(target),
+            always: Mutex::new(None),
             plan: Mutex::new(None),
             random: Mutex::new(SmallRng::seed_from_u64(seed)),
             connections: Mutex::default(),
@@ -115,6 +120,16 @@ impl FaultProxy {
         }
     }
 
+    /// From now on every connection meets this fault at all bytes, or none any more.
+    pub(crate) fn always(&self, fault: Option<Fault>) {
+        *self.shared.always.lock() = fault;
+    }
+
+    /// Connections to come are carried to Redis at this URL; open ones stay where they are.
+    pub(crate) fn retarget(&self, url: &str) {
+        *self.shared.target.lock() = address_of(url);
+    }
+
     /// Whether everything is swallowed, in both directions; connections that lost bytes by it stay lost.
     pub(crate) fn swallow(&self, swallow: bool) {
         self.shared.swallow.store(swallow, Ordering::SeqCst);
@@ -126,10 +141,35 @@ impl FaultProxy {
     }
 }
 
+fn address_of(url: &str) -> SocketAddr {
+    url.trim_start_matches("redis://").parse().expect("an address")
+}
+
+/// Whole commands at the start of what a client sent.
+fn commands(bytes: &[u8]) -> usize {
+    fn skip(bytes: &[u8]) -> Option<&[u8]> {
+        let (head, mut rest) = line(bytes)?;
+        for _ in 0..number(head.strip_prefix(b"*")?)? {
+            let (head, body) = line(rest)?;
+            rest = body.get(number(head.strip_prefix(b"$")?)? + 2..)?;
+        }
+        Some(rest)
+    }
+    fn line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+        let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
+        Some((&bytes[..end], &bytes[end + 2..]))
+    }
+    fn number(digits: &[u8]) -> Option<usize> {
+        std::str::from_utf8(digits).ok()?.parse().ok()
+    }
+    std::iter::successors(skip(bytes), |rest| skip(rest)).count()
+}
+
 impl Shared {
     async fn carry(self: Arc<Self>, client: TcpStream) {
         // Like a server that is away: the connection closes.
-        let Ok(server) = TcpStream::connect(self.target).await else { return };
+        let target = *self.target.lock();
+        let Ok(server) = TcpStream::connect(target).await else { return };
         for stream in [&client, &server] {
             stream.set_nodelay(true).unwrap();
         }
@@ -137,9 +177,10 @@ impl Shared {
         self.connections.lock().push(Arc::clone(&connection));
         let (from_client, to_client) = client.into_split();
         let (from_server, to_server) = server.into_split();
+        let (own_answers, answers) = mpsc::unbounded_channel();
         tokio::join!(
-            self.requests(&connection, from_client, to_server),
-            self.replies(&connection, from_server, to_client),
+            self.requests(&connection, from_client, to_server, own_answers),
+            self.replies(&connection, from_server, to_client, answers),
             self.mishaps(&connection),
         );
         self.connections.lock().retain(|other| !Arc::ptr_eq(other, &connection));
@@ -162,7 +203,13 @@ impl Shared {
         }
     }
 
-    async fn requests(&self, connection: &Connection, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
+    async fn requests(
+        &self,
+        connection: &Connection,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        answers: mpsc::UnboundedSender<Vec<u8>>,
+    ) {
         let mut lost = false;
         let mut bytes = vec![0; 65_536];
         loop {
@@ -176,7 +223,8 @@ impl Shared {
             if self.swallow.load(Ordering::SeqCst) {
                 (lost, _) = (true, connection.deaf.store(true, Ordering::SeqCst));
             }
-            let fault = connection.next.lock().take();
+            let fault = connection.next.lock().take().or(*self.always.lock());
+            let mut passes = true;
             self.struck.fetch_add(u64::from(fault.is_some()), Ordering::SeqCst);
             match fault {
                 None => {}
@@ -194,8 +242,12 @@ impl Shared {
                     let _ = from.as_ref().set_zero_linger();
                     break;
                 }
+                Some(Fault::Answer(answer)) => {
+                    passes = false;
+                    let _ = answers.send(answer.repeat(commands(&bytes[..count])).into_bytes());
+                }
             }
-            if !lost && to.write_all(&bytes[..count]).await.is_err() {
+            if passes && !lost && to.write_all(&bytes[..count]).await.is_err() {
                 break;
             }
         }
@@ -203,11 +255,23 @@ impl Shared {
         connection.cut.notify_waiters();
     }
 
-    async fn replies(&self, connection: &Connection, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
+    async fn replies(
+        &self,
+        connection: &Connection,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        mut answers: mpsc::UnboundedReceiver<Vec<u8>>,
+    ) {
         let mut bytes = vec![0; 65_536];
         while !connection.over.load(Ordering::SeqCst) {
             let count = tokio::select! {
                 count = from.read(&mut bytes) => count.unwrap_or(0),
+                Some(answer) = answers.recv() => {
+                    if to.write_all(&answer).await.is_err() {
+                        break;
+                    }
+                    continue;
+                }
                 () = connection.cut.notified() => 0,
             };
             let late = connection.late.lock().take();

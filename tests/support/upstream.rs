@@ -40,6 +40,9 @@ struct Shared {
     connections: AtomicU64,
     heads: Mutex<Vec<String>>,
     behaviour: Mutex<Behaviour>,
+    /// Requests whose head contains this line are counted apart.
+    mark: Option<&'static str>,
+    marked: AtomicU64,
 }
 
 /// A server on a port of its own; ends with the test's runtime.
@@ -51,6 +54,15 @@ pub(crate) struct Upstream {
 
 impl Upstream {
     pub(crate) async fn start(behaviour: Behaviour) -> Self {
+        Self::new(behaviour, None).await
+    }
+
+    /// A normal one that also counts requests with this header line.
+    pub(crate) async fn marking(line: &'static str) -> Self {
+        Self::new(Behaviour::Normal, Some(line)).await
+    }
+
+    async fn new(behaviour: Behaviour, mark: Option<&'static str>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
@@ -58,6 +70,8 @@ impl Upstream {
             connections: AtomicU64::new(0),
             heads: Mutex::new(Vec::new()),
             behaviour: Mutex::new(behaviour),
+            mark,
+            marked: AtomicU64::new(0),
         });
         let of_task = shared.clone();
         tokio::spawn(async move {
@@ -82,6 +96,11 @@ impl Upstream {
         self.shared.requests.load(Ordering::SeqCst)
     }
 
+    /// Those of them with the line to look for.
+    pub(crate) fn marked(&self) -> u64 {
+        self.shared.marked.load(Ordering::SeqCst)
+    }
+
     /// The heads of the first requests, as they arrived.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.shared.heads.lock().clone()
@@ -96,6 +115,9 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
         unread.drain(..end);
         shared.requests.fetch_add(1, Ordering::SeqCst);
         let lower = head.to_ascii_lowercase();
+        if shared.mark.is_some_and(|mark| lower.contains(&mark.to_ascii_lowercase())) {
+            shared.marked.fetch_add(1, Ordering::SeqCst);
+        }
         {
             let mut heads = shared.heads.lock();
             if heads.len() < 1000 {

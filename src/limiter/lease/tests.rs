@@ -199,6 +199,28 @@ fn an_idle_stash_goes_back_and_one_in_use_stays() {
 }
 
 #[test]
+fn an_idle_stash_that_cannot_go_back_is_still_spent() {
+    let mut key = Key::with_stash(limit(1000, 100.0), 0, 50, 900);
+    let call = key.lease.give_back(300, 200, &key.numbers).unwrap();
+    assert_eq!(key.lease.finish(301, call, None, None, &key.numbers), None, "the store is away");
+    assert_eq!(key.decided(302, 1).0.source, Source::Lease);
+    let call = key.lease.give_back(600, 500, &key.numbers).unwrap();
+    assert_eq!(key.decided(601, 1).0.source, Source::Lease, "it has not been sent yet");
+    let report = Report { generation: GENERATION, used: 2, held: 48, back: 0, owed: 0 };
+    assert_eq!(key.begin(602, call, 0).report, report, "in use again, it stays");
+}
+
+#[test]
+fn a_stash_of_an_older_rule_that_cannot_go_back_is_not_spent() {
+    let mut key = Key::with_stash(limit(1000, 100.0), 0, 50, 900);
+    key.limit = limit(500, 100.0);
+    let call = key.waits(1, 1).1.unwrap();
+    assert_eq!(key.lease.finish(2, call, None, None, &key.numbers), None, "the store is away");
+    let call = key.waits(3, 1).1.unwrap();
+    assert_eq!(key.begin(3, call, 50).report.back, 50);
+}
+
+#[test]
 fn a_stash_ends_a_margin_before_its_generations_do() {
     let mut key = Key::with_stash(limit(1000, 100.0), 0, 50, 900);
     assert_eq!(key.decided(SPENT_FOR_MS, 1).0.source, Source::Lease);

@@ -118,9 +118,14 @@ impl NodeFactory {
 }
 
 impl Node {
+    /// Whether calls are handed to the driver.
+    pub(super) fn lets_through(&self) -> bool {
+        self.health.breaker() == State::Closed
+    }
+
     /// Hands a job to the driver, or answers it at once where nothing is let through.
     pub(super) fn send(&self, job: Job) {
-        if self.health.breaker() != State::Closed {
+        if !self.lets_through() {
             return job.finish(Err(Kind::Away.into()));
         }
         match self.queue.try_send(job) {
@@ -130,11 +135,11 @@ impl Node {
         }
     }
 
-    /// Whether calls to it are let through.
+    /// The connection; one that no call is let through to is none.
     pub(super) fn link(&self) -> Link {
         match (self.health.link(), self.health.breaker()) {
             (Link::Connected, State::HalfOpen | State::Open) => Link::Away,
-            (link, _) => link,
+            (link, State::Closed | State::HalfOpen | State::Open) => link,
         }
     }
 

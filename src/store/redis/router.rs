@@ -11,6 +11,7 @@ use super::node::{Link, Node};
 use super::reply::Redirect;
 use super::slots::{self, SLOTS};
 use crate::config::Address;
+use crate::key::KeyRef;
 use crate::store::{Kind, StoreError};
 
 /// So often a call goes on to another node. Where a map is old and its slot moves at this very moment, a call is sent on
@@ -63,9 +64,12 @@ impl Routes {
         holder.is_some_and(|&holder| Some(usize::from(holder)) == place)
     }
 
-    fn holder(&self, slot: u16) -> Option<&Arc<Node>> {
-        let holder = self.slots.as_ref()?.get(usize::from(slot))?;
-        self.nodes.get(usize::from(*holder))
+    /// The node that holds a slot, which is only worked out where it makes a difference.
+    fn holder(&self, slot: impl FnOnce() -> u16) -> Option<&Arc<Node>> {
+        match &self.slots {
+            None => self.nodes.first(),
+            Some(slots) => self.nodes.get(usize::from(*slots.get(usize::from(slot()))?)),
+        }
     }
 }
 
@@ -132,15 +136,17 @@ impl Router {
     /// Hands a job to the node that holds its key.
     pub(super) fn send(&self, mut job: Job) {
         let routes = self.routes.load();
-        if routes.slots.is_none()
-            && let Some(node) = routes.nodes.first()
-        {
-            return node.send(job);
-        }
-        match routes.holder(slots::slot(job.key(&self.prefix))) {
+        match routes.holder(|| slots::slot(job.key(&self.prefix))) {
             Some(node) => node.send(job),
             None => job.finish(Err(Kind::Away.into())),
         }
+    }
+
+    /// Whether calls for `key` are let through: its node is not known to be away or to fail.
+    pub(super) fn lets_through(&self, key: KeyRef<'_>) -> bool {
+        let routes = self.routes.load();
+        let node = routes.holder(|| slots::slot(&key.to_key().in_redis(&self.prefix)));
+        node.is_some_and(|node| node.lets_through())
     }
 
     /// Sends a job on to where the cluster said that its key is: the node `from` did not execute it.
