@@ -1,6 +1,7 @@
 //! What the black-box tests share: gateways as processes, a raw HTTP client, upstreams that count, Redis, PostgreSQL,
 //! and load.
 
+mod certificate;
 mod client;
 mod fault_proxy;
 mod gateway;
@@ -16,6 +17,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+pub(crate) use certificate::write_certificate;
 pub(crate) use client::{Connection, Response, get, request, send};
 pub(crate) use fault_proxy::{Fault, FaultProxy, Plan};
 pub(crate) use gateway::{BINARY, Gateway, HARDLY, Run, Setup, sekisho};

@@ -138,6 +138,19 @@ impl RedisCluster {
         (0..self.masters).find(|&master| slot <= self.slots(master).1).unwrap()
     }
 
+    /// Waits until a replica is a master.
+    pub(crate) async fn promoted(&self, node: usize) {
+        let connection = connect(&self.nodes[node].url()).await;
+        eventually("the replica is promoted", Duration::from_secs(15), || {
+            let mut connection = connection.clone();
+            async move {
+                let info: String = redis::cmd("INFO").arg("replication").query_async(&mut connection).await.ok()?;
+                info.contains("role:master").then_some(())
+            }
+        })
+        .await;
+    }
+
     async fn id(&self, node: usize) -> String {
         cluster(&mut connect(&self.nodes[node].url()).await, &["MYID"]).await
     }

@@ -88,9 +88,8 @@ impl RedisSentinel {
     }
 
     async fn sentinels_know_each_other(&self) {
-        for sentinel in &self.sentinels {
-            let secret = self.password.as_deref().map(Self::sentinel_password);
-            let url = url(secret.as_deref(), sentinel.port);
+        for sentinel in 0..SENTINELS {
+            let url = self.sentinel_url(sentinel);
             eventually("the sentinels know each other and the replica", Duration::from_secs(15), || async {
                 let client = redis::Client::open(url.as_str()).ok()?;
                 let mut connection = client.get_multiplexed_async_connection().await.ok()?;
@@ -118,9 +117,15 @@ impl RedisSentinel {
         self.sentinels.iter().map(|sentinel| url(self.password.as_deref(), sentinel.port)).collect()
     }
 
+    /// The URL of a sentinel, its own password included.
+    pub(crate) fn sentinel_url(&self, sentinel: usize) -> String {
+        let own = self.password.as_deref().map(Self::sentinel_password);
+        url(own.as_deref(), self.sentinels[sentinel].port)
+    }
+
     /// Waits until the second server is the master.
     pub(crate) async fn promoted(&self) {
-        let mut connection = connect(&self.server_url(1)).await;
+        let connection = connect(&self.server_url(1)).await;
         eventually("the replica is promoted", Duration::from_secs(20), || {
             let mut connection = connection.clone();
             async move {
@@ -129,7 +134,6 @@ impl RedisSentinel {
             }
         })
         .await;
-        redis::cmd("PING").exec_async(&mut connection).await.unwrap();
     }
 }
 
