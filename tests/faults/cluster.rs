@@ -181,7 +181,7 @@ async fn a_master_that_hangs_under_load_costs_its_own_keys_only() {
 async fn a_replica_that_is_promoted_is_followed() {
     let _alone = alone().await;
     let (upstream, cluster) = (Upstream::normal().await, RedisCluster::start(3, true).await);
-    let setup = setup(&upstream, &cluster).set("limiter.prefetch", "enabled", "false").limit(1_000_000, HARDLY);
+    let setup = setup(&upstream, &cluster).set("limiter.prefetch", "enabled", "false").limit(30_000, HARDLY);
     let gateways = setup.start_many(2).await;
     let [lost, healthy @ ..] = tenants(&cluster, setup.prefix(), 2).await;
     let tenant = lost[0].clone();

@@ -78,7 +78,7 @@ async fn a_wrong_password_is_named_and_never_told() {
     let (upstream, (redis, tls)) = (Upstream::normal().await, secured().await);
     let wrong = format!("{PASSWORD}-not");
     let gateway = setup(&upstream, &redis, &url(tls, "localhost", &wrong)).start().await;
-    refused(&gateway, "authentication").await;
+    refused(&gateway, "WRONGPASS").await;
 }
 
 #[tokio::test]

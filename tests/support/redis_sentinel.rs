@@ -1,10 +1,11 @@
 //! A master, its replica and three sentinels of the test's own, on free ports.
 
+use std::collections::HashMap;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::redis_server::server_program;
-use super::{PrivateRedis, connect, eventually, free_address};
+use super::{PrivateRedis, eventually, free_address};
 
 const SENTINELS: usize = 3;
 
@@ -94,13 +95,9 @@ impl RedisSentinel {
                 let client = redis::Client::open(url.as_str()).ok()?;
                 let mut connection = client.get_multiplexed_async_connection().await.ok()?;
                 let mut command = redis::cmd("SENTINEL");
-                let text = command.arg("MASTER").arg(Self::MASTER).query_async::<redis::Value>(&mut connection);
-                let fields = format!("{:?}", text.await.ok()?);
-                let has = |name: &str, value: usize| {
-                    fields
-                        .split_once(&format!("'{name}'"))
-                        .is_some_and(|(_, rest)| rest.split('\'').nth(1) == Some(value.to_string().as_str()))
-                };
+                let asked = command.arg("MASTER").arg(Self::MASTER);
+                let fields: HashMap<String, String> = asked.query_async(&mut connection).await.ok()?;
+                let has = |name: &str, value: usize| fields.get(name) == Some(&value.to_string());
                 (has("num-other-sentinels", SENTINELS - 1) && has("num-slaves", 1)).then_some(())
             })
             .await;
@@ -125,13 +122,13 @@ impl RedisSentinel {
 
     /// Waits until the second server is the master.
     pub(crate) async fn promoted(&self) {
-        let connection = connect(&self.server_url(1)).await;
-        eventually("the replica is promoted", Duration::from_secs(20), || {
-            let mut connection = connection.clone();
-            async move {
-                let info: String = redis::cmd("INFO").arg("replication").query_async(&mut connection).await.ok()?;
-                info.contains("role:master").then_some(())
-            }
+        let url = self.server_url(1);
+        // Sentinels close the connections of a server whose role they change.
+        eventually("the replica is promoted", Duration::from_secs(20), || async {
+            let client = redis::Client::open(url.as_str()).ok()?;
+            let mut connection = client.get_multiplexed_async_connection().await.ok()?;
+            let info: String = redis::cmd("INFO").arg("replication").query_async(&mut connection).await.ok()?;
+            info.contains("role:master").then_some(())
         })
         .await;
     }
