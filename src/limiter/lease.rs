@@ -127,6 +127,8 @@ pub(super) enum Ask {
     },
     /// Too many wait already.
     Full,
+    /// It would have to wait, and may not.
+    Away,
 }
 
 impl Lease {
@@ -150,7 +152,8 @@ impl Lease {
         }
     }
 
-    /// A request that costs `cost` asks to pass; it waits no longer than until `until`.
+    /// A request that costs `cost` asks to pass; it waits no longer than until `until`. Without time to wait no call is
+    /// made either: the store is known to be away.
     pub(super) fn ask(&mut self, now: u64, limit: Limit, cost: u32, until: u64, numbers: &Numbers) -> Ask {
         if limit != self.limit {
             self.change_rule(limit);
@@ -165,12 +168,16 @@ impl Lease {
             self.used += cost;
             self.last_use = now;
             let low = f64::from(self.stash) < REFILL_BELOW * f64::from(self.wanted);
-            let call = (low && self.calling.is_none() && now >= self.hold_until).then(|| self.call(numbers));
+            let call =
+                (low && self.calling.is_none() && now >= self.hold_until && now < until).then(|| self.call(numbers));
             return Ask::Decided { decision: self.allowed(Source::Lease, self.tokens + self.stash), call };
         }
         if now < self.hold_until && cost >= self.hold_cost {
             let wait = self.hold_until - now + fill_ms(cost - self.hold_cost, limit);
             return Ask::Decided { decision: self.denied(Source::Hold, Some(wait)), call: None };
+        }
+        if now >= until {
+            return Ask::Away;
         }
         let call = self.calling.is_none().then(|| self.call(numbers));
         let waiting = &mut self.calling.get_or_insert_default().waiting;

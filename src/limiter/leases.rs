@@ -79,7 +79,8 @@ impl Leases {
     /// Decides, with a leased token if there is one; `None` if the store gave no answer in time.
     pub(super) async fn decide(self: &Arc<Self>, key: KeyRef<'_>, limit: Limit, cost: u32) -> Option<Decision> {
         let now = self.clock.now();
-        let until = now + self.timeout.as_millis() as u64;
+        // Nobody waits for a store that is known to be away, not even for a call that was sent before.
+        let until = if self.store.lets_through(key) { now + (self.timeout.as_millis() as u64).max(1) } else { now };
         match self.ledger.with(key, now, || Lease::new(limit), |lease| lease.ask(now, limit, cost, until, &self.calls))
         {
             Ask::Decided { decision, call } => {
@@ -90,7 +91,7 @@ impl Leases {
                 self.make(key, call);
                 tokio::time::timeout(self.timeout, answer).await.ok()?.ok()
             }
-            Ask::Full => None,
+            Ask::Full | Ask::Away => None,
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::alone;
-use crate::support::{Gateway, Load, PrivateRedis, Report, Setup, Upstream, request};
+use crate::support::{Gateway, Load, PrivateRedis, Report, Setup, Upstream, eventually, request};
 
 const GATEWAYS: usize = 3;
 const CAPACITY: u32 = 300;
@@ -60,9 +60,17 @@ async fn a_store_that_hangs_makes_a_few_requests_wait_and_the_limit_holds_over_t
         &GATEWAYS.to_string(),
     );
     let gateways = setup.limit(CAPACITY, RATE).start_many(GATEWAYS).await;
-    // Everybody is known, and the greedy tenant's bucket is full again.
+    // Everybody is known, and the greedy tenant's bucket is as good as full again: so the store said last.
     load(&gateways, 2).run().await.only(&[200, 429]);
     tokio::time::sleep(Duration::from_secs_f64(f64::from(CAPACITY) / RATE)).await;
+    for gateway in &gateways {
+        crate::breaker_closed(gateway, true).await;
+        eventually("the bucket is nearly full", Duration::from_secs(5), || async {
+            let answer = gateway.get("/orders", "greedy").await;
+            (answer.number("X-RateLimit-Remaining") + 10 > u64::from(CAPACITY)).then_some(())
+        })
+        .await;
+    }
     let before = without_store(&gateways).await;
     let sizes_before = sizes(&gateways);
 
@@ -92,11 +100,13 @@ async fn a_store_that_hangs_makes_a_few_requests_wait_and_the_limit_holds_over_t
     }
 
     redis.signal("CONT");
-    for gateway in &gateways {
-        crate::breaker_closed(gateway, true).await;
-    }
-    let start = without_store(&gateways).await[0];
-    load(&gateways, 1).run().await.only(&[200, 429]);
-    let late = without_store(&gateways).await[0] - start;
-    assert!(late < 100.0, "decided by the store again: {late} of 2000 were not");
+    // On a busy machine calls can be slow for a moment for other reasons.
+    eventually("decided by the store again", Duration::from_secs(10), || async {
+        let start = without_store(&gateways).await[0];
+        let report = load(&gateways, 1).run().await;
+        report.only(&[200, 429]);
+        let without = without_store(&gateways).await[0] - start;
+        (without < 0.05 * report.offered() as f64).then_some(())
+    })
+    .await;
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::support::{HARDLY, Load, RedisSentinel, Setup, Upstream, connect, request};
+use crate::support::{HARDLY, Load, RedisSentinel, Setup, Upstream, connect, eventually, request};
 use crate::{alone, decided_by_the_store, local};
 
 /// More than a test spends.
@@ -38,7 +38,12 @@ async fn followed(setup: Setup, redis: &RedisSentinel, fail: impl AsyncFnOnce())
     fail().await;
     redis.promoted().await;
     let promoted = Instant::now();
+    let address = redis.servers[1].address.to_string();
     for gateway in &gateways {
+        eventually("the gateway follows", FOLLOWED_WITHIN, || async {
+            (gateway.status().await["store_nodes"][0]["address"] == address.as_str()).then_some(())
+        })
+        .await;
         decided_by_the_store(gateway, "after", FOLLOWED_WITHIN).await;
     }
     println!("followed {:?} after the promotion", promoted.elapsed());
@@ -49,8 +54,8 @@ async fn followed(setup: Setup, redis: &RedisSentinel, fail: impl AsyncFnOnce())
     assert_eq!((one, two), (u64::from(CAPACITY) - 1, u64::from(CAPACITY) - 2), "one bucket for both");
     for gateway in &gateways {
         let status = gateway.status().await;
-        let address = redis.servers[1].address.to_string();
-        assert_eq!((&status["store"], &status["store_nodes"][0]["address"]), (&"connected".into(), &address.into()));
+        assert_eq!(status["store"], "connected", "{status}");
+        assert_eq!(status["store_nodes"][0]["address"], address.as_str(), "{status}");
         assert_eq!(gateway.metric("sekisho_breaker_state", &["node=\"0\""]).await, 0.0);
     }
 }

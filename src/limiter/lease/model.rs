@@ -154,7 +154,7 @@ impl World {
                         self.push(now + TIMEOUT, Event::Leave { node, life, waiter });
                         call.into_iter().for_each(|number| self.start(now, node, number));
                     }
-                    Ask::Full => {}
+                    Ask::Full | Ask::Away => {}
                 }
             }
             Event::Leave { node, life, waiter } => {

@@ -266,6 +266,22 @@ fn a_call_without_a_reply_leaves_nobody_waiting() {
 }
 
 #[test]
+fn nobody_waits_for_a_store_that_is_away_not_even_for_a_call_that_was_sent_before() {
+    let mut key = Key::with_stash(limit(1000, 100.0), 0, 4, 900);
+    let without_waiting = |key: &mut Key, now: u64| key.lease.ask(now, key.limit, 1, now, &key.numbers);
+    for now in 1..=4 {
+        let ask = without_waiting(&mut key, now);
+        let Ask::Decided { decision, call: None } = ask else { panic!("a token at hand, and no call: {ask:?}") };
+        assert_eq!(decision.source, Source::Lease);
+    }
+    assert!(matches!(without_waiting(&mut key, 5), Ask::Away));
+    let call = key.waits(6, 1).1.unwrap();
+    key.begin(6, call, 0);
+    assert!(matches!(without_waiting(&mut key, 7), Ask::Away));
+    assert_eq!(key.finish(8, call, key.limit, reply(1, 0, 899, 0)), None, "nobody waits for another");
+}
+
+#[test]
 fn whoever_has_left_or_is_late_is_not_asked_for() {
     let mut key = Key::new(limit(100, 10.0));
     let (left, call) = key.waits(0, 1);

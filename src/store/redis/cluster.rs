@@ -17,6 +17,7 @@ use tracing::{error, info, warn};
 
 use super::dial::Dialer;
 use super::node::{Link, Node, NodeFactory};
+use super::reply;
 use super::router::{News, Router, Routes};
 use super::slots::{self, Range};
 use crate::config::Address;
@@ -245,7 +246,7 @@ async fn ask(dialer: &Dialer, address: &Address) -> Result<(bool, Vec<Range>), S
     pipeline.cmd("CLUSTER").arg("INFO").cmd("CLUSTER").arg("SLOTS");
     let asked = pipeline.query_async::<(String, Value)>(&mut connection.link);
     let (info, map) = match timeout(ANSWER_TIMEOUT, asked).await {
-        Ok(answer) => answer.map_err(|error| format!("{address}: {error}"))?,
+        Ok(answer) => answer.map_err(|error| format!("{address}: {}", reply::text(&error)))?,
         Err(_) => return Err(format!("{address}: no answer within {ANSWER_TIMEOUT:?}")),
     };
     let ranges = slots::ranges(&map, address).ok_or_else(|| format!("{address}: not a map of slots: {map:?}"))?;

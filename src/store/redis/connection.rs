@@ -23,7 +23,7 @@ pub(super) struct Connection {
 pub(super) enum OpenError {
     #[error(transparent)]
     Dial(#[from] DialError),
-    #[error("{0}")]
+    #[error("{}", reply::text(.0))]
     Broken(#[from] RedisError),
     #[error("the server refused: {0}")]
     Refused(ServerError),

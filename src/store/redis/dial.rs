@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio_openssl::SslStream;
 
-use super::{ABANDON, PIPELINES};
+use super::{ABANDON, PIPELINES, reply};
 use crate::config::{Address, Login, StoreTls};
 
 /// The longest for a connection: name, TCP, TLS and login together.
@@ -65,8 +65,8 @@ pub(super) enum DialError {
     Tcp(Address, io::Error),
     #[error("{0}: TLS: {1}")]
     Tls(Address, String),
-    #[error("{0}: {1}")]
-    Login(Address, RedisError),
+    #[error("{address}: {}", reply::text(.error))]
+    Login { address: Address, error: RedisError },
 }
 
 /// Anything that bytes go through.
@@ -116,7 +116,7 @@ impl Dialer {
             .set_push_sender(sender);
         let (link, carrier) = MultiplexedConnection::new_with_config(&self.login, stream, config)
             .await
-            .map_err(|error| DialError::Login(address.clone(), error))?;
+            .map_err(|error| DialError::Login { address: address.clone(), error })?;
         Ok(Line { link, pushes, carrier: tokio::spawn(carrier).abort_handle() })
     }
 }

@@ -258,7 +258,7 @@ impl NodeDriver {
             Err(error) => {
                 let kind = if error.is_timeout() { Kind::Timeout } else { Kind::Lost };
                 calls.into_iter().for_each(|sent| sent.job.finish(Err(kind.clone().into())));
-                return Err(error.to_string());
+                return Err(reply::text(&error));
             }
         };
         let (mut again, mut demoted, mut replies) = (Vec::new(), None, replies.into_iter());
@@ -331,10 +331,11 @@ impl NodeDriver {
     }
 
     fn probe(&mut self, probe: Probe, reply: RedisResult<Value>) -> Result<(), Lost> {
-        let failure = match reply.map_err(|error| error.to_string())? {
+        let failure = match reply.map_err(|error| reply::text(&error))? {
             Value::ServerError(error) if !connection::is_elsewhere(&error) => match reply::refusal(&error) {
                 Outcome::Demoted(error) => return Err(error.to_string()),
-                _ => Some(error.to_string()),
+                Outcome::Unwell(error) | Outcome::Refused(error) => Some(error.to_string()),
+                other => Some(format!("a probe: {other:?}")),
             },
             _ if probe.slow_at < Instant::now() => Some(format!("a probe took longer than {:?}", self.timeout)),
             _ => None,

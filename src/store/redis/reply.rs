@@ -1,6 +1,6 @@
 //! What Redis's reply to one call says: of the call, and of the node.
 
-use redis::{ServerError, Value};
+use redis::{RedisError, ServerError, Value};
 
 use super::job::Answer;
 use super::script::Command;
@@ -62,8 +62,8 @@ pub(super) fn read(command: &Command, value: Value) -> Outcome {
 
 /// What an error says.
 pub(super) fn refusal(error: &ServerError) -> Outcome {
-    let refused = || StoreError::from(Kind::Refused(error.to_string()));
     let details = error.details().unwrap_or_default();
+    let refused = || StoreError::from(Kind::Refused(format!("{} {details}", error.code())));
     let redirect = |asking| Outcome::Elsewhere(Redirect { asking, to: details.to_owned() });
     match error.code() {
         "NOSCRIPT" => Outcome::NoScript,
@@ -72,6 +72,14 @@ pub(super) fn refusal(error: &ServerError) -> Outcome {
         code if says(code, details, &DEMOTED) => Outcome::Demoted(refused()),
         code if says(code, details, &UNWELL) => Outcome::Unwell(refused()),
         _ => Outcome::Refused(refused()),
+    }
+}
+
+/// An error as Redis writes it, with its code.
+pub(super) fn text(error: &RedisError) -> String {
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        _ => error.to_string(),
     }
 }
 

@@ -8,6 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use super::dial::Dialer;
 use super::node::Link;
+use super::reply;
 use super::router::Router;
 use crate::config::Address;
 
@@ -86,7 +87,7 @@ impl SentinelWatch {
         match timeout(ANSWER_TIMEOUT, asked).await {
             Ok(Ok(Some((host, port)))) => Ok(Address { host, port }),
             Ok(Ok(None)) => Err(format!("{sentinel}: watches no master named {:?}", self.master_name)),
-            Ok(Err(error)) => Err(format!("{sentinel}: {error}")),
+            Ok(Err(error)) => Err(format!("{sentinel}: {}", reply::text(&error))),
             Err(_) => Err(format!("{sentinel}: no answer within {ANSWER_TIMEOUT:?}")),
         }
     }
