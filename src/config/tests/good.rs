@@ -47,6 +47,19 @@ fn commented_out_lines_of_the_shipped_file_are_valid_settings() {
     );
 }
 
+/// The topologies of the store that the shipped file describes, each from its `topology` to the next line that is none.
+#[test]
+fn topologies_of_the_shipped_file_are_valid_settings() {
+    let lines: Vec<&str> = SHIPPED.lines().map(|line| line.strip_prefix("#   ").unwrap_or_default()).collect();
+    let described: Vec<String> =
+        lines.split(|line| line.is_empty()).filter(|lines| !lines.is_empty()).map(|lines| lines.join("\n")).collect();
+    assert_eq!(described.len(), 2);
+    for text in described {
+        let text = with(&format!("[store]\n{text}\n"));
+        assert!(load_str("t", &text, &|_| Some("s3cret".to_owned())).unwrap().store.redis.is_some());
+    }
+}
+
 fn is_key(text: &str) -> bool {
     text.chars().all(|c| c.is_ascii_lowercase() || c == '_')
 }

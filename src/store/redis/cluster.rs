@@ -3,7 +3,7 @@
 //!
 //! The map is read from any node that answers: at the start, every [`CALM`], and every [`URGENT`] while something is
 //! wrong: a call was sent on, a node is away, a slot has no node. So a failover is followed within [`URGENT`] of the
-//! moment when the cluster's own nodes know of it.
+//! moment when the cluster's own nodes know of it. What stays wrong for long is looked at every [`PATIENT`].
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -27,6 +27,9 @@ use crate::store::Kind;
 const TICK: Duration = Duration::from_millis(100);
 /// Between two readings while something is wrong.
 const URGENT: Duration = Duration::from_millis(250);
+/// Between two readings once something has been wrong for [`LONG`].
+const PATIENT: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(10);
 /// Between two readings while all is well.
 const CALM: Duration = Duration::from_secs(10);
 /// Nodes asked in one reading, the first that answers last.
@@ -52,6 +55,8 @@ pub(super) struct ClusterWatch {
     expected: Vec<(Address, Instant)>,
     /// The map is known to be old.
     outdated: bool,
+    /// When something was first found wrong.
+    unwell: Option<Instant>,
     /// Nothing could be read the last time; logged once.
     blind: bool,
 }
@@ -67,7 +72,7 @@ impl ClusterWatch {
         news: mpsc::Receiver<News>,
     ) -> Self {
         let (drivers, expected) = (JoinSet::new(), Vec::new());
-        Self { seeds, dialer, factory, router, news, drivers, expected, outdated: true, blind: false }
+        Self { seeds, dialer, factory, router, news, drivers, expected, outdated: true, unwell: None, blind: false }
     }
 
     /// Runs as long as there is somebody who calls.
@@ -88,7 +93,7 @@ impl ClusterWatch {
                 }
                 _ = tick.tick() => {
                     let Some(router) = self.router.upgrade() else { break };
-                    let pause = if self.outdated || !is_well(&router.routes()) { URGENT } else { CALM };
+                    let pause = self.pause(&router.routes());
                     if reading.is_empty() && read_at.is_none_or(|at| at.elapsed() >= pause) {
                         read_at = Some(Instant::now());
                         self.outdated = false;
@@ -104,6 +109,16 @@ impl ClusterWatch {
         }
         // Nobody calls any more: the drivers finish what is under way.
         while self.drivers.join_next().await.is_some() {}
+    }
+
+    /// Between two readings, as things stand.
+    fn pause(&mut self, routes: &Routes) -> Duration {
+        if is_well(routes) {
+            self.unwell = None;
+            return if self.outdated { URGENT } else { CALM };
+        }
+        let since = self.unwell.get_or_insert_with(Instant::now);
+        if self.outdated || since.elapsed() < LONG { URGENT } else { PATIENT }
     }
 
     /// In this order: those that answer, then all that have been heard of.
@@ -254,4 +269,79 @@ async fn ask(dialer: &Dialer, address: &Address) -> Result<(bool, Vec<Range>), S
         return Err(format!("{address}: no slot has a node"));
     }
     Ok((info.contains("cluster_state:ok"), ranges))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+    use crate::config::Login;
+
+    fn address(port: u16) -> Address {
+        Address { host: "127.0.0.1".to_owned(), port }
+    }
+
+    fn watch(seeds: &[u16]) -> (Arc<Router>, ClusterWatch) {
+        let settings = config::Store { redis: None, timeout: Duration::from_millis(5), key_prefix: "rl".to_owned() };
+        let breaker = config::Breaker {
+            window: Duration::from_secs(10),
+            minimum_calls: 20,
+            failure_rate: 0.5,
+            failures_in_a_row: 10,
+            open_for: Duration::from_secs(1),
+            probes: 3,
+        };
+        let dialer = Dialer::new(&Login::default(), None).unwrap();
+        let (router, news) = Router::new(Routes::unknown(), "rl".to_owned());
+        let router = Arc::new(router);
+        let factory = NodeFactory::new(dialer.clone(), &settings, breaker, Arc::downgrade(&router));
+        let seeds = seeds.iter().map(|&port| address(port)).collect();
+        let watch = ClusterWatch::new(seeds, dialer, factory, Arc::downgrade(&router), news);
+        (router, watch)
+    }
+
+    fn ranges(masters: &[(u16, u16, u16)]) -> Vec<Range> {
+        masters.iter().map(|&(first, last, port)| Range { first, last, master: address(port) }).collect()
+    }
+
+    /// Index and port of each node.
+    fn nodes(router: &Router) -> Vec<(usize, u16)> {
+        router.routes().nodes.iter().map(|node| (node.index(), node.address().unwrap().port)).collect()
+    }
+
+    #[tokio::test]
+    async fn nodes_of_the_configuration_have_their_place_and_others_the_first_free_number_behind() {
+        let (router, mut watch) = watch(&[1, 2]);
+        watch.apply(&ranges(&[(0, 99, 2), (100, 9999, 3), (10_000, 16_383, 4), (16_000, 16_001, 2)]), &router);
+        assert_eq!(nodes(&router), [(1, 2), (2, 3), (3, 4)]);
+        // Failovers on and on: as many numbers as nodes in the configuration and masters.
+        for port in 5..50 {
+            watch.apply(&ranges(&[(0, 99, 2), (100, 9999, port), (10_000, 16_383, 4)]), &router);
+            let indices: Vec<usize> = nodes(&router).into_iter().map(|(index, _)| index).collect();
+            assert_eq!(indices, [1, 3, 2], "{port}");
+        }
+        assert!(router.routes().is_complete());
+    }
+
+    #[tokio::test]
+    async fn a_slot_that_has_moved_is_known_before_the_map_is_read_again() {
+        let (router, mut watch) = watch(&[1]);
+        watch.apply(&ranges(&[(0, 9999, 1), (10_000, 16_383, 2)]), &router);
+        watch.outdated = false;
+        let place = |port| router.routes().at(&address(port)).map(|(place, _)| place);
+        watch.learn(News { slot: 7, holder: address(2), moved: false, job: None }, &router);
+        assert!(router.routes().holds(7, place(1)) && !watch.outdated, "only asked there");
+        watch.learn(News { slot: 7, holder: address(3), moved: true, job: None }, &router);
+        assert!(router.routes().holds(7, place(3)) && watch.outdated);
+        assert!(router.routes().holds(8, place(1)));
+    }
+
+    #[tokio::test]
+    async fn a_slot_without_a_node_leaves_the_map_incomplete() {
+        let (router, mut watch) = watch(&[1]);
+        watch.apply(&ranges(&[(0, 16_382, 1)]), &router);
+        router.tried();
+        assert!(!router.routes().is_complete());
+        assert!(!router.routes().holds(16_383, Some(0)));
+    }
 }

@@ -14,8 +14,11 @@ use crate::config::Address;
 
 /// Between two questions while the master answers: one that sentinels gave up may still serve those that know no better.
 const CALM: Duration = Duration::from_secs(2);
-/// Between two questions while it does not.
+/// Between two questions while it does not, at first.
 const URGENT: Duration = Duration::from_millis(250);
+/// Between two questions once it has not answered for long: after so many of them.
+const PATIENT: Duration = Duration::from_secs(1);
+const LONG: u32 = 40;
 /// The longest wait for a sentinel's answer, beside that for the connection.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -36,7 +39,7 @@ impl SentinelWatch {
 
     /// Runs as long as there is somebody who calls.
     pub(super) async fn run(mut self) {
-        let mut silent = false;
+        let (mut silent, mut in_vain) = (false, 0_u32);
         loop {
             let found = self.master().await;
             let Some(router) = self.router.upgrade() else { return };
@@ -55,11 +58,13 @@ impl SentinelWatch {
                 }
             }
             let pause = if node.link() == Link::Connected {
+                in_vain = 0;
                 CALM
             } else {
                 // Another may know better.
                 self.sentinels.rotate_left(1);
-                URGENT
+                in_vain = in_vain.saturating_add(1);
+                if in_vain < LONG { URGENT } else { PATIENT }
             };
             drop((routes, router));
             sleep(pause).await;
