@@ -62,7 +62,7 @@ fn load(
 
 async fn slots_move_under_load(prefetch: bool) {
     let _alone = alone().await;
-    let (upstream, cluster) = (Upstream::normal().await, RedisCluster::start(3, false).await);
+    let (upstream, cluster) = (Upstream::normal().await, RedisCluster::start(3).await);
     let setup = setup(&upstream, &cluster).set("limiter.prefetch", "enabled", &prefetch.to_string());
     let gateways = setup.start_many(2).await;
     let tenants = tenants(&cluster, setup.prefix(), 4).await.concat();
@@ -88,7 +88,6 @@ async fn slots_move_under_load(prefetch: bool) {
     report.only(&[200, 429]);
     let (admitted, allowed) = (report.count(200), u64::from(CAPACITY) * tenants.len() as u64);
     println!("{moved} rounds of moves, {} requests, {admitted} of {allowed} admitted", report.offered());
-    // Each slot is moved by one of two gateways' calls at a time: what is leased comes back or is spent.
     assert!(admitted <= allowed, "{admitted} of {allowed}");
     assert!(admitted as f64 >= allowed as f64 * if prefetch { 0.97 } else { 1.0 }, "{admitted} of {allowed}");
     for gateway in &gateways {
@@ -116,7 +115,7 @@ async fn leases_survive_slots_that_move_under_load() {
 
 async fn a_master_is_lost_under_load(signal: &str) {
     let _alone = alone().await;
-    let (upstream, cluster) = (Upstream::marking("X-Mark: 1").await, RedisCluster::start(3, false).await);
+    let (upstream, cluster) = (Upstream::marking("X-Mark: 1").await, RedisCluster::start(3).await);
     let setup = setup(&upstream, &cluster)
         .set("limiter.prefetch", "enabled", "false")
         .set("store", "timeout", "\"100ms\"")
@@ -178,9 +177,9 @@ async fn a_master_that_hangs_under_load_costs_its_own_keys_only() {
 }
 
 #[tokio::test]
-async fn a_replica_that_is_promoted_is_followed() {
+async fn a_replica_that_is_promoted_is_followed_with_the_password_of_all() {
     let _alone = alone().await;
-    let (upstream, cluster) = (Upstream::normal().await, RedisCluster::start(3, true).await);
+    let (upstream, cluster) = (Upstream::normal().await, RedisCluster::start_with(3, true, Some("s3cret")).await);
     let setup = setup(&upstream, &cluster).set("limiter.prefetch", "enabled", "false").limit(30_000, HARDLY);
     let gateways = setup.start_many(2).await;
     let [lost, healthy @ ..] = tenants(&cluster, setup.prefix(), 2).await;
@@ -205,7 +204,7 @@ async fn a_replica_that_is_promoted_is_followed() {
 
 #[tokio::test]
 async fn a_cluster_that_is_absent_at_start_is_used_when_it_comes() {
-    let (upstream, mut cluster) = (Upstream::normal().await, RedisCluster::start(3, false).await);
+    let (upstream, mut cluster) = (Upstream::normal().await, RedisCluster::start(3).await);
     cluster.nodes.iter_mut().for_each(crate::support::PrivateRedis::kill);
     let gateway = setup(&upstream, &cluster).start().await;
     assert_eq!(gateway.get("/orders", "shop-a").await.status, 200);

@@ -17,12 +17,17 @@ pub(crate) struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// A cluster that serves every slot.
-    pub(crate) async fn start(masters: usize, with_replicas: bool) -> Self {
+    /// A cluster of masters that serves every slot.
+    pub(crate) async fn start(masters: usize) -> Self {
+        Self::start_with(masters, false, None).await
+    }
+
+    /// The same where each master may have a replica, and all ask for a password.
+    pub(crate) async fn start_with(masters: usize, with_replicas: bool, password: Option<&str>) -> Self {
         let count = if with_replicas { masters * 2 } else { masters };
         let mut nodes = Vec::new();
         for _ in 0..count {
-            let mut node = Self::node();
+            let mut node = Self::node(password);
             node.restart().await;
             nodes.push(node);
         }
@@ -33,10 +38,10 @@ impl RedisCluster {
         cluster
     }
 
-    fn node() -> PrivateRedis {
+    fn node(password: Option<&str>) -> PrivateRedis {
         let bus = free_address().port().to_string();
         // A node that does not answer for so many milliseconds is down. Keys of other nodes go on being served.
-        PrivateRedis::absent().with(&[
+        let node = PrivateRedis::absent().with(&[
             "--cluster-enabled",
             "yes",
             "--cluster-port",
@@ -49,14 +54,14 @@ impl RedisCluster {
             "0",
             "--repl-diskless-sync-delay",
             "0",
-        ])
+        ]);
+        match password {
+            Some(password) => node.with(&["--requirepass", password, "--masterauth", password]),
+            None => node,
+        }
     }
 
     async fn join(&self) {
-        let bus = |node: &PrivateRedis| {
-            let at = node.options().iter().position(|option| option == "--cluster-port").unwrap();
-            node.options()[at + 1].clone()
-        };
         for (index, node) in self.nodes.iter().enumerate() {
             let mut connection = connect(&node.url()).await;
             cluster(&mut connection, &["SET-CONFIG-EPOCH", &(index + 1).to_string()]).await;
@@ -68,7 +73,7 @@ impl RedisCluster {
             }
             let first = &self.nodes[0];
             let port = first.address.port().to_string();
-            cluster(&mut connection, &["MEET", "127.0.0.1", &port, &bus(first)]).await;
+            cluster(&mut connection, &["MEET", "127.0.0.1", &port, first.option("--cluster-port").unwrap()]).await;
         }
         self.everywhere("everybody knows everybody", |info| {
             info.contains(&format!("cluster_known_nodes:{}\r", self.nodes.len()))

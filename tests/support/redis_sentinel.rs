@@ -78,7 +78,7 @@ impl RedisSentinel {
     }
 
     async fn link_is_up(&self) {
-        let url = self.server_url(1);
+        let url = self.servers[1].url();
         eventually("the replica follows its master", Duration::from_secs(10), || async {
             let client = redis::Client::open(url.as_str()).ok()?;
             let mut connection = client.get_multiplexed_async_connection().await.ok()?;
@@ -104,11 +104,6 @@ impl RedisSentinel {
         }
     }
 
-    /// The URL of a server, password included.
-    pub(crate) fn server_url(&self, server: usize) -> String {
-        url(self.password.as_deref(), self.servers[server].address.port())
-    }
-
     /// The URLs of the sentinels with what the servers ask for, as the configuration wants them.
     pub(crate) fn urls(&self) -> Vec<String> {
         self.sentinels.iter().map(|sentinel| url(self.password.as_deref(), sentinel.port)).collect()
@@ -122,7 +117,7 @@ impl RedisSentinel {
 
     /// Waits until the second server is the master.
     pub(crate) async fn promoted(&self) {
-        let url = self.server_url(1);
+        let url = self.servers[1].url();
         // Sentinels close the connections of a server whose role they change.
         eventually("the replica is promoted", Duration::from_secs(20), || async {
             let client = redis::Client::open(url.as_str()).ok()?;

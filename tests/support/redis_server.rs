@@ -58,12 +58,18 @@ impl PrivateRedis {
         self
     }
 
-    pub(crate) fn options(&self) -> &[String] {
-        &self.options
+    /// The value of an option, as it was given.
+    pub(crate) fn option(&self, name: &str) -> Option<&str> {
+        let at = self.options.iter().position(|option| option == name)?;
+        self.options.get(at + 1).map(String::as_str)
     }
 
+    /// With its password, if it asks for one.
     pub(crate) fn url(&self) -> String {
-        format!("redis://{}", self.address)
+        match self.option("--requirepass") {
+            Some(password) => format!("redis://:{password}@{}", self.address),
+            None => format!("redis://{}", self.address),
+        }
     }
 
     /// SIGKILL.

@@ -4,7 +4,7 @@
 use std::sync::Weak;
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::dial::Dialer;
 use super::node::Link;
@@ -14,6 +14,8 @@ use crate::config::Address;
 
 /// Between two questions while the master answers: one that sentinels gave up may still serve those that know no better.
 const CALM: Duration = Duration::from_secs(2);
+/// Between two looks at whether the master answers.
+const TICK: Duration = Duration::from_millis(100);
 /// Between two questions while it does not, at first.
 const URGENT: Duration = Duration::from_millis(250);
 /// Between two questions once it has not answered for long: after so many of them.
@@ -43,13 +45,10 @@ impl SentinelWatch {
         loop {
             let found = self.master().await;
             let Some(router) = self.router.upgrade() else { return };
-            router.tried();
-            let routes = router.routes();
-            let Some(node) = routes.nodes.first() else { return };
             match found {
                 Ok(master) => {
                     silent = false;
-                    node.move_to(master);
+                    router.routes().nodes.iter().for_each(|node| node.move_to(master.clone()));
                 }
                 Err(why) => {
                     if !std::mem::replace(&mut silent, true) {
@@ -57,18 +56,25 @@ impl SentinelWatch {
                     }
                 }
             }
-            let pause = if node.link() == Link::Connected {
+            drop(router);
+            if self.is_well() {
                 in_vain = 0;
-                CALM
+                let again_at = Instant::now() + CALM;
+                while self.is_well() && Instant::now() < again_at {
+                    sleep(TICK).await;
+                }
             } else {
                 // Another may know better.
                 self.sentinels.rotate_left(1);
                 in_vain = in_vain.saturating_add(1);
-                if in_vain < LONG { URGENT } else { PATIENT }
-            };
-            drop((routes, router));
-            sleep(pause).await;
+                sleep(if in_vain < LONG { URGENT } else { PATIENT }).await;
+            }
         }
+    }
+
+    /// Whether the master answers.
+    fn is_well(&self) -> bool {
+        self.router.upgrade().is_some_and(|router| router.link() == Link::Connected)
     }
 
     /// What the first sentinel that answers says. That one is asked first from now on.
