@@ -14,7 +14,7 @@ DENY_BUILD := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sekisho/cargo-deny
 CONFIG ?= conf/sekisho.toml
 MINUTES ?= 10
 
-.PHONY: help run build test lint fmt bench bench-fleet bench-http soak deny deps clean
+.PHONY: help run build test test-valkey lint fmt bench bench-fleet bench-http soak deny deps clean
 
 help: ## list these targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -27,6 +27,9 @@ build: deps ## the release binary: target/release/sekisho
 
 test: deps ## all tests, against throw-away Redis and PostgreSQL of their own
 	scripts/services.sh run cargo test --locked
+
+test-valkey: deps ## the same against Valkey in place of Redis (Debian 13, or bookworm-backports)
+	SEKISHO_TEST_REDIS_SERVER=valkey-server scripts/services.sh run cargo test --locked
 
 lint: deps ## format, clippy with warnings as errors, licences and sources of the crates
 	cargo fmt --check

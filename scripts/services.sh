@@ -7,8 +7,11 @@
 #   scripts/services.sh run CMD...                 start both, run CMD with the variables set, stop both
 #
 # DIR defaults to $SEKISHO_TEST_SERVICES. Typical: eval "$(scripts/services.sh start)"
+# SEKISHO_TEST_REDIS_SERVER names another program than redis-server, such as valkey-server. Clusters and sentinels are
+# started by the tests that need them, with the same program.
 set -euo pipefail
 
+redis_server=${SEKISHO_TEST_REDIS_SERVER:-redis-server}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 die() {
@@ -17,7 +20,7 @@ die() {
 }
 
 usage() {
-    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
 }
 
@@ -36,7 +39,7 @@ install_missing() {
     for service in "$@"; do
         case $service in
         # faketime gives gateways that share one Redis clocks that differ
-        redis) packages+=(redis-server:redis-server faketime:faketime) ;;
+        redis) packages+=("$redis_server:${redis_server##*/}" faketime:faketime) ;;
         postgres) postgres_bin >/dev/null || packages+=(initdb:postgresql) ;;
         *) usage ;;
         esac
@@ -63,7 +66,7 @@ start_redis() {
     local dir=$1 port pid
     for _ in 1 2 3 4 5; do
         port=$(free_port)
-        redis-server --daemonize yes --bind 127.0.0.1 --port "$port" --dir "$dir" --pidfile "$dir/redis.pid" \
+        "$redis_server" --daemonize yes --bind 127.0.0.1 --port "$port" --dir "$dir" --pidfile "$dir/redis.pid" \
             --logfile "$dir/redis.log" --save '' --appendonly no >/dev/null
         for _ in {1..100}; do
             pid=$(cat "$dir/redis.pid" 2>/dev/null || true)

@@ -105,6 +105,9 @@ impl Admin {
         metrics::KEYS_FORGOTTEN.set(forgotten as i64);
         metrics::LEASE_TOKENS.set(self.limiter.leased_tokens() as i64);
         metrics::STORE_CONNECTED.set(i64::from(self.limiter.store_state() == StoreState::Connected));
+        let nodes = self.limiter.store_nodes();
+        metrics::STORE_CAN_EVICT.set(i64::from(nodes.iter().any(|node| node.can_evict == Some(true))));
+        metrics::breaker_states(nodes.iter().map(|node| (node.index, node.breaker)));
         metrics::DEGRADED.set(i64::from(self.limiter.is_degraded()));
         metrics::GATEWAYS_LIVE.set(i64::from(self.limiter.gateways_live()));
         let rules = self.rules.status();

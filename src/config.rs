@@ -6,6 +6,7 @@ mod fault;
 mod file;
 mod load;
 mod reader;
+mod store;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -20,6 +21,7 @@ use ipnet::IpNet;
 
 pub use self::fault::Fault;
 pub use self::load::{load, load_str};
+pub use self::store::{Address, Login, Redis, Store, StoreTls, Topology};
 use crate::rule::{FailurePolicy, Rule};
 
 /// The whole configuration, validated.
@@ -136,17 +138,6 @@ pub enum IdentityMode {
         /// JSON file of keys.
         keys_file: Option<PathBuf>,
     },
-}
-
-/// `[store]`: where buckets live.
-#[derive(Clone, Debug)]
-pub struct Store {
-    /// Redis; `None` keeps buckets in this process.
-    pub url: Option<Secret>,
-    /// The longest a request waits for the store.
-    pub timeout: Duration,
-    /// First part of every key.
-    pub key_prefix: String,
 }
 
 /// `[headers]`

@@ -116,19 +116,19 @@ impl Limiter {
     /// A limiter over the store that the settings name, and what has to run for it if that is a shared one.
     ///
     /// # Errors
-    /// When `store.url` is not one of Redis.
+    /// When the certificates for TLS to the shared store cannot be used.
     pub fn new(
         store: &config::Store,
         settings: &config::Limiter,
         clock: Clock,
-    ) -> Result<(Self, Option<Upkeep>), ::redis::RedisError> {
-        let instances = if store.url.is_some() { settings.instances } else { 1 };
+    ) -> Result<(Self, Option<Upkeep>), redis::SetupError> {
+        let instances = if store.redis.is_some() { settings.instances } else { 1 };
         let membership = Arc::new(Membership::new(instances, clock.clone()));
         let fallback = Arc::new(Fallback::new(Arc::clone(&membership), settings.max_keys));
-        let (buckets, upkeep) = match &store.url {
+        let (buckets, upkeep) = match &store.redis {
             None => (Buckets::Here(MemoryStore::new(settings.max_keys, clock.clone())), None),
-            Some(url) => {
-                let (shared, driver) = redis::connect(store, settings.breaker, &url.0)?;
+            Some(server) => {
+                let (shared, driver) = redis::connect(store, settings.breaker, server)?;
                 let shared = Arc::new(shared);
                 let leases = settings.prefetch.enabled.then(|| {
                     let (shared, fallback) = (Arc::clone(&shared), Arc::clone(&fallback));
@@ -246,7 +246,7 @@ impl Limiter {
 
     /// Each node of the shared store, for the status page.
     pub fn store_nodes(&self) -> Vec<NodeStatus> {
-        self.shared().map(|store| store.nodes().collect()).unwrap_or_default()
+        self.shared().map(RedisStore::nodes).unwrap_or_default()
     }
 
     /// The shared store, if there is one.

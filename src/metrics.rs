@@ -43,6 +43,9 @@ static BREAKER_STATE: Lazy<IntGaugeVec> = Lazy::new(|| {
     let opts = opts!("sekisho_breaker_state", "Circuit breaker of a node of the store: 0 closed, 1 half-open, 2 open");
     registered(IntGaugeVec::new(opts, &["node"]))
 });
+/// 1 while a node of the shared store may evict buckets.
+pub static STORE_CAN_EVICT: Lazy<IntGauge> =
+    Lazy::new(|| gauge("sekisho_store_can_evict", "1 while a node of the shared store may evict buckets"));
 /// 1 while any decision is made without the store.
 pub static DEGRADED: Lazy<IntGauge> =
     Lazy::new(|| gauge("sekisho_degraded", "1 while any decision is made without the store"));
@@ -93,9 +96,12 @@ pub enum StoreCall {
     Rejected,
 }
 
-/// Sets what the circuit breaker of a node does.
-pub fn breaker_state(node: usize, state: State) {
-    BREAKER_STATE.with_label_values(&[&node.to_string()]).set(state as i64);
+/// Sets what the circuit breaker of each node does, by the node's index. A node that is not there any more has no series.
+pub fn breaker_states(nodes: impl Iterator<Item = (usize, State)>) {
+    BREAKER_STATE.reset();
+    for (node, state) in nodes {
+        BREAKER_STATE.with_label_values(&[&node.to_string()]).set(state as i64);
+    }
 }
 
 /// Counts one call to the shared store, which took so many seconds from the queue to its reply.
@@ -202,6 +208,7 @@ pub fn text() -> Result<String, prometheus::Error> {
 pub fn register() {
     for gauge in [
         &STORE_CONNECTED,
+        &STORE_CAN_EVICT,
         &DEGRADED,
         &KEYS_TRACKED,
         &KEYS_FORGOTTEN,

@@ -32,6 +32,7 @@ use crate::limiter::Limiter;
 use crate::metrics;
 use crate::rules::LoadError;
 use crate::rules::Loader;
+use crate::store::redis::SetupError;
 
 /// Idle connections to upstreams kept for reuse, per worker thread.
 const UPSTREAM_POOL: usize = 256;
@@ -59,9 +60,9 @@ pub enum StartError {
     /// See [`GatewayError`].
     #[error(transparent)]
     Gateway(#[from] GatewayError),
-    /// `store.url` is not one of Redis.
-    #[error("store.url: {0}")]
-    Store(#[from] ::redis::RedisError),
+    /// See [`SetupError`].
+    #[error(transparent)]
+    Store(#[from] SetupError),
     /// A listener's address is taken or not ours.
     #[error("cannot listen on {address}: {error}")]
     Listen {

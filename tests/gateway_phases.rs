@@ -119,7 +119,7 @@ fn settings(
             trusted_proxies: Vec::new(),
             ipv6_prefix: 64,
         },
-        store: config::Store { url: None, timeout: Duration::from_millis(5), key_prefix: "rl".to_owned() },
+        store: config::Store { redis: None, timeout: Duration::from_millis(5), key_prefix: "rl".to_owned() },
         headers: config::Headers { ratelimit_draft: false },
         limiter: config::Limiter {
             default_rule,

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use sekisho::bucket::{Call, Demand, Limit, Reply, Report};
 use sekisho::clock::Clock;
-use sekisho::config::{self, Secret};
+use sekisho::config;
 use sekisho::key::KeyRef;
 use sekisho::store::memory::MemoryStore;
-use sekisho::store::redis::{self, Alive, Link, RedisStore};
+use sekisho::store::redis::{self, Alive, Driver, Link, RedisStore};
 use sekisho::store::{Store, StoreError};
 
 enum AnyStore {
@@ -33,7 +33,7 @@ fn memory() -> AnyStore {
 
 fn redis_settings(url: &str) -> config::Store {
     config::Store {
-        url: Some(Secret(url.to_owned())),
+        redis: config::Redis::single(url),
         timeout: Duration::from_secs(2),
         key_prefix: format!("store-{}-{}", std::process::id(), rand::random::<u32>()),
     }
@@ -48,6 +48,10 @@ const BREAKER: config::Breaker = config::Breaker {
     probes: 3,
 };
 
+fn connect(settings: &config::Store) -> (RedisStore, Driver) {
+    redis::connect(settings, BREAKER, settings.redis.as_ref().unwrap()).unwrap()
+}
+
 fn url() -> String {
     std::env::var("SEKISHO_TEST_REDIS_URL").expect("a Redis at SEKISHO_TEST_REDIS_URL: run through `make test`")
 }
@@ -59,7 +63,7 @@ async fn shared() -> AnyStore {
 /// A store in Redis, connected; its driver runs on the current runtime.
 async fn in_redis() -> RedisStore {
     let url = url();
-    let (store, driver) = redis::connect(&redis_settings(&url), BREAKER, &url).unwrap();
+    let (store, driver) = connect(&redis_settings(&url));
     tokio::spawn(driver.run());
     let connected = async {
         while store.link() != Link::Connected {
@@ -160,7 +164,7 @@ async fn calls_are_refused_at_once_while_redis_is_away() {
     // A port that was free a moment ago, and nobody listens on.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let url = format!("redis://127.0.0.1:{port}");
-    let (store, driver) = redis::connect(&redis_settings(&url), BREAKER, &url).unwrap();
+    let (store, driver) = connect(&redis_settings(&url));
     tokio::spawn(driver.run());
     let route: Arc<str> = "route".into();
     let call = Call { limit: slow(5), demand: &[Demand { cost: 1, count: 1 }], prefetch: 0, report: Report::default() };
@@ -218,7 +222,7 @@ async fn what_exceeds_the_queue_is_refused_at_once() {
     // Accepts, and never says a word: the first calls wait for it.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
-    let (store, _driver) = redis::connect(&redis_settings(&url), BREAKER, &url).unwrap();
+    let (store, _driver) = connect(&redis_settings(&url));
     let queued: Vec<_> = (0..16_384).map(|_| store.heartbeat("a")).collect();
     let error = store.heartbeat("a").await.unwrap_err();
     assert!(error.is_rejected(), "{error}");
@@ -228,9 +232,9 @@ async fn what_exceeds_the_queue_is_refused_at_once() {
 #[tokio::test]
 async fn a_node_shows_its_address_and_no_secret() {
     let url = "redis://user:hunter2@127.0.0.1:1/3";
-    let (store, driver) = redis::connect(&redis_settings(url), BREAKER, url).unwrap();
-    let node = store.nodes().next().unwrap();
-    assert_eq!((node.index, &*node.address, node.link), (0, "127.0.0.1:1", Link::Starting));
+    let (store, driver) = connect(&redis_settings(url));
+    let node = store.nodes().remove(0);
+    assert_eq!((node.index, node.address.as_deref(), node.link), (0, Some("127.0.0.1:1"), Link::Starting));
     for text in [format!("{store:?}"), format!("{driver:?}"), format!("{node:?}")] {
         assert!(!text.contains("hunter2"), "{text}");
     }

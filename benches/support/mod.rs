@@ -55,7 +55,7 @@ pub(crate) fn limiter(
         },
     };
     let store = config::Store {
-        url: url.map(|url| config::Secret(url.to_owned())),
+        redis: url.and_then(config::Redis::single),
         timeout: STORE_TIMEOUT,
         key_prefix: key_prefix.to_owned(),
     };

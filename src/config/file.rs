@@ -127,10 +127,18 @@ impl Identity {
 
 /// `[store]`
 pub(super) struct Store {
+    pub(super) place: Place,
     pub(super) url: Text,
+    /// Of `url`, be it of the right type or not.
+    pub(super) url_place: Option<Place>,
     pub(super) topology: Text,
-    /// Keys of the topologies that this version does not have.
-    pub(super) unavailable: Vec<Place>,
+    pub(super) nodes: Texts,
+    /// Of `nodes`, be they of the right type or not.
+    pub(super) nodes_place: Option<Place>,
+    pub(super) master_name: Text,
+    pub(super) sentinel_user: Text,
+    pub(super) sentinel_password: Text,
+    pub(super) ca_file: Text,
     pub(super) timeout: Text,
     pub(super) key_prefix: Text,
 }
@@ -138,9 +146,16 @@ pub(super) struct Store {
 impl Store {
     fn read(s: &mut Section<'_>) -> Self {
         Self {
+            place: s.place.clone(),
             url: s.string("url"),
+            url_place: s.mention("url"),
             topology: s.string("topology"),
-            unavailable: ["nodes", "master_name"].into_iter().filter_map(|key| s.mention(key)).collect(),
+            nodes: s.strings("nodes"),
+            nodes_place: s.mention("nodes"),
+            master_name: s.string("master_name"),
+            sentinel_user: s.string("sentinel_user"),
+            sentinel_password: s.string("sentinel_password"),
+            ca_file: s.string("ca_file"),
             timeout: s.duration("timeout"),
             key_prefix: s.string("key_prefix"),
         }

@@ -3,6 +3,7 @@
 mod limiter;
 mod path;
 mod route;
+mod store;
 mod tls;
 mod upstream;
 mod value;
@@ -14,12 +15,10 @@ use std::time::Duration;
 
 use http::HeaderName;
 
-use self::value::{
-    Between, database_url, duration, file_path, header, key_prefix, listener, network, redis_url, token_file,
-};
+use self::value::{Between, database_url, duration, file_path, header, listener, network, token_file};
 use super::fault::{At, Place, Report};
 use super::file::{self, File};
-use super::{Admin, ClientTimeouts, Headers, Identity, IdentityMode, Rules, Server, Settings, Store};
+use super::{Admin, ClientTimeouts, Headers, Identity, IdentityMode, Rules, Server, Settings};
 
 const HOUR: u64 = 3600;
 
@@ -35,7 +34,7 @@ pub(super) fn validate(file: &File, report: &Report) -> Settings {
         server,
         admin: admin(&file.admin, report),
         identity: identity(&file.identity, file.rules.as_ref().is_some_and(|rules| rules.has_database), report),
-        store: store(&file.store, report),
+        store: store::store(&file.store, report),
         headers: Headers { ratelimit_draft: file.ratelimit_draft.as_ref().is_some_and(|draft| draft.value) },
         limiter: limiter::limiter(&file.limiter, report),
         rules,
@@ -141,23 +140,6 @@ fn identity(raw: &file::Identity, has_database: bool, report: &Report) -> Identi
         mode,
         trusted_proxies: proxies.filter_map(|proxy| report.parse_at(proxy, network)).collect(),
         ipv6_prefix: report.integer(&raw.ipv6_prefix, 1..=128).unwrap_or(64),
-    }
-}
-
-fn store(raw: &file::Store, report: &Report) -> Store {
-    report.parse(&raw.topology, |topology| match topology {
-        "single" => Ok(()),
-        "cluster" | "sentinel" => Err(format!("{topology:?} is not available in this version, allowed is \"single\"")),
-        _ => Err(format!("{topology:?} is not a topology, allowed is \"single\"")),
-    });
-    for place in &raw.unavailable {
-        report.note(place, "is not available in this version, allowed is store.url");
-    }
-    let timeout = report.parse(&raw.timeout, |text| duration(text, Between::up_to_seconds(10)));
-    Store {
-        url: report.parse(&raw.url, redis_url),
-        timeout: timeout.unwrap_or(Duration::from_millis(5)),
-        key_prefix: report.parse(&raw.key_prefix, key_prefix).unwrap_or_else(|| "rl".to_owned()),
     }
 }
 

@@ -16,30 +16,42 @@
 //! | time a request waits | `store.timeout` |
 //! | time a call is waited for, before it is given up with its connection | [`ABANDON`] |
 
+mod cluster;
 mod connection;
+mod dial;
 mod driver;
+mod eviction;
 mod flight;
 mod job;
 mod node;
 mod reply;
+mod router;
 mod script;
+mod sentinel;
+mod slots;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::bucket::{Call, Reply};
-use crate::config;
+use crate::config::{self, Topology};
 use crate::key::{Key, KeyRef};
 use crate::store::{Kind, Store, StoreError};
 
+use cluster::ClusterWatch;
+use dial::Dialer;
 pub use driver::Driver;
+use driver::Drivers;
 pub use job::{Alive, Message, Work};
 use job::{Beat, Job, Task};
-use node::Node;
+use node::NodeFactory;
 pub use node::{Link, NodeStatus};
+use router::{Router, Routes};
+use sentinel::SentinelWatch;
 
 /// Calls that may wait for a node's driver.
 const QUEUE: usize = 16_384;
@@ -55,46 +67,69 @@ const ALIVE_FOR: Duration = Duration::from_secs(5);
 /// The requests' side of the shared store.
 #[derive(Debug)]
 pub struct RedisStore {
-    nodes: Box<[Node]>,
+    router: Arc<Router>,
     timeout: Duration,
-    prefix: String,
 }
+
+/// The store cannot be reached as its settings say.
+#[derive(Debug, thiserror::Error)]
+#[error("store.ca_file: {0}")]
+pub struct SetupError(#[from] openssl::error::ErrorStack);
 
 /// The store and the driver that has to run for it.
 ///
 /// # Errors
-/// When the URL is not one of Redis.
+/// When the certificates for TLS cannot be used.
 pub fn connect(
     settings: &config::Store,
     breaker: config::Breaker,
-    url: &str,
-) -> Result<(RedisStore, Driver), ::redis::RedisError> {
-    let (node, driver) = node::new(0, url, settings, breaker)?;
-    let store = RedisStore { nodes: Box::new([node]), timeout: settings.timeout, prefix: settings.key_prefix.clone() };
-    Ok((store, Driver::new(vec![driver])))
+    server: &config::Redis,
+) -> Result<(RedisStore, Driver), SetupError> {
+    let dialer = Dialer::new(&server.login, server.tls.as_ref())?;
+    let (router, news) = Router::new(Routes::unknown(), settings.key_prefix.clone());
+    let router = Arc::new(router);
+    let watched_by = Arc::downgrade(&router);
+    let factory = NodeFactory::new(dialer.clone(), settings, breaker, watched_by.clone());
+    let driver = match &server.topology {
+        Topology::Single(address) => {
+            let (node, driver) = factory.node(0, Some(address.clone()));
+            router.publish(Routes::one(node));
+            Drivers::Single(Box::new(driver))
+        }
+        Topology::Cluster(seeds) => {
+            Drivers::Cluster(Box::new(ClusterWatch::new(seeds.clone(), dialer, factory, watched_by, news)))
+        }
+        Topology::Sentinel { sentinels, master_name, login } => {
+            let (node, driver) = factory.node(0, None);
+            router.publish(Routes::one(node));
+            let dialer = Dialer::new(login, server.tls.as_ref())?;
+            let watch = SentinelWatch::new(sentinels.clone(), master_name.clone(), dialer, watched_by);
+            Drivers::Sentinel(Box::new(driver), watch)
+        }
+    };
+    Ok((RedisStore { router, timeout: settings.timeout }, Driver::new(driver)))
 }
 
 impl RedisStore {
     /// Each node as it stands.
-    pub fn nodes(&self) -> impl Iterator<Item = NodeStatus> {
-        self.nodes.iter().map(Node::status)
+    pub fn nodes(&self) -> Vec<NodeStatus> {
+        self.router.routes().nodes.iter().map(|node| node.status()).collect()
     }
 
-    /// The store as a whole: [`Link::Starting`] while a node has not been tried, then [`Link::Connected`] while calls to
-    /// every node are let through.
+    /// The store as a whole: [`Link::Starting`] while a node has not been tried, then [`Link::Connected`] while calls for
+    /// every key are let through.
     pub fn link(&self) -> Link {
-        let link = |node: &Node| node.link();
-        self.nodes.iter().map(link).find(|&link| link != Link::Connected).unwrap_or(Link::Connected)
+        self.router.link()
     }
 
     /// Milliseconds that the node of `key` has been away in total, which is while its breaker is not closed.
     pub fn away_ms(&self, key: KeyRef<'_>) -> u64 {
-        self.node_for(|| key.to_key().in_redis(&self.prefix)).away_ms()
+        self.router.away_ms(key)
     }
 
     /// Whether calls for `key` are let through: its node is not known to be away or to fail.
     pub fn lets_through(&self, key: KeyRef<'_>) -> bool {
-        self.node_for(|| key.to_key().in_redis(&self.prefix)).lets_through()
+        self.router.lets_through(key)
     }
 
     /// Sends a call on its way. Its reply comes to [`Work::finish`], at once where the node is known to be away or to
@@ -127,12 +162,7 @@ impl RedisStore {
     }
 
     fn send(&self, task: Task) {
-        self.node_for(|| task.key(&self.prefix)).send(Job::new(task, self.timeout));
-    }
-
-    /// The node that holds a key, which is only named where it makes a difference.
-    fn node_for(&self, _key: impl FnOnce() -> String) -> &Node {
-        &self.nodes[0]
+        self.router.send(Job::new(task, self.timeout));
     }
 }
 

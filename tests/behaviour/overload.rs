@@ -10,8 +10,9 @@ use tokio::net::TcpStream;
 
 use crate::support::{
     Behaviour, Connection, FaultProxy, Gateway, HARDLY, Setup, Upstream, eventually, free_address, redis_url, request,
+    write_certificate,
 };
-use crate::tls::{with_tls, write_certificate};
+use crate::tls::with_tls;
 
 const KEY: (&str, &str) = ("X-Api-Key", "shop-a");
 
@@ -94,7 +95,7 @@ fn silent_after_tls(address: SocketAddr, alpn: &[u8], bytes: &[u8]) -> Duration 
 async fn behind_tls_the_same_limits_hold() {
     let upstream = Upstream::normal().await;
     let (dir, listen) = (tempfile::tempdir().unwrap(), free_address());
-    write_certificate(dir.path());
+    write_certificate(dir.path(), "gateway.test");
     let setup = Setup::new(upstream.address)
         .set("server", "header_timeout", "\"500ms\"")
         .set("server", "keepalive_timeout", "\"1s\"")
@@ -217,7 +218,7 @@ async fn idle(address: SocketAddr, count: usize) -> Vec<TcpStream> {
 async fn more_connections_than_descriptors_leave_those_that_are_served_alone() {
     let upstream = Upstream::normal().await;
     let (dir, tls) = (tempfile::tempdir().unwrap(), free_address());
-    write_certificate(dir.path());
+    write_certificate(dir.path(), "gateway.test");
     let setup = Setup::new(upstream.address).descriptors(1000).limit(1_000_000, 1_000_000.0);
     let gateway = with_tls(setup, dir.path(), tls).start().await;
     let mut served = Connection::open(gateway.address).await;

@@ -5,32 +5,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use openssl::asn1::Asn1Time;
-use openssl::hash::MessageDigest;
-use openssl::pkey::PKey;
 use openssl::ssl::{SslConnector, SslMethod, SslVerifyMode};
-use openssl::x509::{X509, X509NameBuilder};
 
-use crate::support::{HARDLY, Setup, Upstream, free_address, sekisho};
-
-/// A certificate that signs itself, for `gateway.test`.
-pub(crate) fn write_certificate(dir: &Path) {
-    let group = openssl::ec::EcGroup::from_curve_name(openssl::nid::Nid::X9_62_PRIME256V1).unwrap();
-    let key = PKey::from_ec_key(openssl::ec::EcKey::generate(&group).unwrap()).unwrap();
-    let mut name = X509NameBuilder::new().unwrap();
-    name.append_entry_by_text("CN", "gateway.test").unwrap();
-    let name = name.build();
-    let mut certificate = X509::builder().unwrap();
-    certificate.set_version(2).unwrap();
-    certificate.set_subject_name(&name).unwrap();
-    certificate.set_issuer_name(&name).unwrap();
-    certificate.set_pubkey(&key).unwrap();
-    certificate.set_not_before(&Asn1Time::days_from_now(0).unwrap()).unwrap();
-    certificate.set_not_after(&Asn1Time::days_from_now(1).unwrap()).unwrap();
-    certificate.sign(&key, MessageDigest::sha256()).unwrap();
-    std::fs::write(dir.join("cert.pem"), certificate.build().to_pem().unwrap()).unwrap();
-    std::fs::write(dir.join("key.pem"), key.private_key_to_pem_pkcs8().unwrap()).unwrap();
-}
+use crate::support::{HARDLY, Setup, Upstream, free_address, sekisho, write_certificate};
 
 pub(crate) fn with_tls(setup: Setup, dir: &Path, listen: SocketAddr) -> Setup {
     let path = |name: &str| dir.join(name).display().to_string();
@@ -63,7 +40,7 @@ fn talk(address: SocketAddr, alpn: &[u8]) -> (Option<Vec<u8>>, String) {
 async fn a_tls_listener_serves_http1_and_offers_http2() {
     let upstream = Upstream::normal().await;
     let dir = tempfile::tempdir().unwrap();
-    write_certificate(dir.path());
+    write_certificate(dir.path(), "gateway.test");
     let listen = free_address();
     let gateway = with_tls(Setup::new(upstream.address).limit(2, HARDLY), dir.path(), listen).start().await;
     let talking =

@@ -19,11 +19,14 @@
 mod support;
 
 mod breaker;
+mod cluster;
 mod hung;
 mod membership;
 mod outage;
 mod policies;
 mod recovery;
+mod secured;
+mod sentinel;
 
 use std::time::Duration;
 
@@ -54,4 +57,21 @@ async fn breaker_closed(gateway: &Gateway, closed: bool) {
         ((breaker(gateway).await == "closed") == closed).then_some(())
     })
     .await;
+}
+
+/// Decisions of a gateway that were made without the store.
+async fn local(gateway: &Gateway) -> f64 {
+    gateway.metric("sekisho_decisions_total", &["source=\"local\""]).await
+}
+
+/// Waits until a request of this tenant is decided by the store, and says how long that took.
+async fn decided_by_the_store(gateway: &Gateway, tenant: &str, within: Duration) -> Duration {
+    let start = std::time::Instant::now();
+    eventually(&format!("the store decides for {tenant}"), within, || async {
+        let before = local(gateway).await;
+        gateway.get("/orders", tenant).await;
+        (local(gateway).await == before).then_some(())
+    })
+    .await;
+    start.elapsed()
 }

@@ -178,21 +178,15 @@ async fn behind_an_address_that_moves_the_new_master_is_found_when_the_old_is_de
     let (host, port) = master.split_once(':').unwrap();
     replica_of(&old, &[host.to_owned(), port.to_owned()]).await;
     enforced_by_all(&gateways).await;
-    let prefix = gateways.len();
     let keys: i64 = redis::cmd("DBSIZE").query_async(&mut connect(&new.url()).await).await.unwrap();
-    assert!(keys > 0, "{prefix} gateways, no bucket in the new master");
+    assert!(keys > 0, "no bucket in the new master");
 }
 
 #[tokio::test]
-async fn a_lost_script_cache_is_nothing_a_request_notices() {
+async fn a_script_cache_lost_again_and_again_is_nothing_a_request_notices() {
     let _beside = beside_others().await;
     const CAPACITY: u32 = 300;
-    let redis = PrivateRedis::start().await;
-    let upstream = Upstream::normal().await;
-    let setup = Setup::new(upstream.address).redis(&redis.url()).set("store", "timeout", "\"500ms\"");
-    // One call a request, so that each has to find its script.
-    let setup = setup.set("limiter.prefetch", "enabled", "false").set("limiter", "instances", "2");
-    let gateways = setup.limit(CAPACITY, HARDLY).start_many(2).await;
+    let (redis, upstream) = (PrivateRedis::start().await, Upstream::normal().await);
     let mut admin = connect(&redis.url()).await;
     let flushing = tokio::spawn(async move {
         loop {
@@ -200,19 +194,29 @@ async fn a_lost_script_cache_is_nothing_a_request_notices() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });
-    let load = Load {
-        targets: gateways.iter().map(|gateway| gateway.address).collect(),
-        rate: 200.0,
-        duration: Duration::from_secs(3),
-        connections: 4,
-        request: Arc::new(|_| request("GET", "/orders", &[("X-Api-Key", "shop-a")])),
-    };
-    let report = load.run().await;
-    flushing.abort();
-    report.only(&[200, 429]);
-    assert_eq!(report.count(200), u64::from(CAPACITY), "no miscount: {report:?}");
-    for gateway in &gateways {
-        assert_eq!(gateway.metric("sekisho_decisions_total", &["source=\"local\""]).await, 0.0);
-        breaker_closed(gateway, true).await;
+    // Without leases each request has to find its script; with them a few tokens may lie where nobody asks at the end.
+    for (prefetch, least) in [("false", CAPACITY), ("true", CAPACITY - 10)] {
+        let setup = Setup::new(upstream.address).redis(&redis.url()).set("limiter.prefetch", "enabled", prefetch).set(
+            "limiter",
+            "instances",
+            "2",
+        );
+        let gateways = setup.limit(CAPACITY, HARDLY).start_many(2).await;
+        let load = Load {
+            targets: gateways.iter().map(|gateway| gateway.address).collect(),
+            rate: 200.0,
+            duration: Duration::from_secs(3),
+            connections: 4,
+            request: Arc::new(|_| request("GET", "/orders", &[("X-Api-Key", "shop-a")])),
+        };
+        let report = load.run().await;
+        report.only(&[200, 429]);
+        let admitted = report.count(200);
+        assert!((u64::from(least)..=u64::from(CAPACITY)).contains(&admitted), "prefetch {prefetch}: {report:?}");
+        for gateway in &gateways {
+            assert_eq!(gateway.metric("sekisho_decisions_total", &["source=\"local\""]).await, 0.0);
+            breaker_closed(gateway, true).await;
+        }
     }
+    flushing.abort();
 }

@@ -247,11 +247,8 @@ fn limiter(url: &str, prefix: &str, setting: Setting) -> (Limiter, Option<sekish
             probes: 3,
         },
     };
-    let store = config::Store {
-        url: Some(config::Secret(url.to_owned())),
-        timeout: setting.timeout,
-        key_prefix: prefix.to_owned(),
-    };
+    let store =
+        config::Store { redis: config::Redis::single(url), timeout: setting.timeout, key_prefix: prefix.to_owned() };
     Limiter::new(&store, &settings, Clock::monotonic()).unwrap()
 }
 

@@ -133,27 +133,6 @@ async fn a_thousand_requests_in_parallel_share_one_bucket() {
 }
 
 #[tokio::test]
-async fn a_script_cache_lost_again_and_again_costs_no_request() {
-    let _alone = alone().await;
-    let upstream = Upstream::normal().await;
-    let redis = PrivateRedis::start().await;
-    let gateways = Setup::new(upstream.address).redis(&redis.url()).limit(100, 50.0).start_many(2).await;
-    let mut admin = connect(&redis.url()).await;
-    let flushing = tokio::spawn(async move {
-        loop {
-            redis::cmd("SCRIPT").arg("FLUSH").query_async::<()>(&mut admin).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    });
-    let report = load(&gateways, 500.0, 6, 8).run().await;
-    flushing.abort();
-    report.only(&[200, 429]);
-    let (admitted, expected) = (report.count(200) as f64, bound(100.0, 50.0, &report));
-    assert!((admitted - expected).abs() <= expected / 50.0, "admitted {admitted}, expected {expected:.1}");
-    decided_by_the_store(&gateways).await;
-}
-
-#[tokio::test]
 async fn many_tenants_at_once_get_each_their_own_limit() {
     let _alone = alone().await;
     let upstream = Upstream::normal().await;

@@ -99,6 +99,11 @@ impl Setup {
         self.set("store", "url", &format!("{url:?}"))
     }
 
+    /// Buckets in the Redis Cluster, or in the master that these sentinels know.
+    pub(crate) fn redis_nodes(self, topology: &str, urls: &[String]) -> Self {
+        self.set("store", "topology", &format!("{topology:?}")).set("store", "nodes", &format!("{urls:?}"))
+    }
+
     /// Sets one key of one section; the value is TOML.
     pub(crate) fn set(mut self, section: &str, key: &str, value: &str) -> Self {
         self.sections.entry(section.to_owned()).or_default().insert(key.to_owned(), value.to_owned());

@@ -1,10 +1,13 @@
 //! What the black-box tests share: gateways as processes, a raw HTTP client, upstreams that count, Redis, PostgreSQL,
 //! and load.
 
+mod certificate;
 mod client;
 mod fault_proxy;
 mod gateway;
 mod load;
+mod redis_cluster;
+mod redis_sentinel;
 mod redis_server;
 mod rules_database;
 mod upstream;
@@ -14,10 +17,13 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+pub(crate) use certificate::write_certificate;
 pub(crate) use client::{Connection, Response, get, request, send};
 pub(crate) use fault_proxy::{Fault, FaultProxy, Plan};
 pub(crate) use gateway::{BINARY, Gateway, HARDLY, Run, Setup, sekisho};
 pub(crate) use load::{Load, Report};
+pub(crate) use redis_cluster::RedisCluster;
+pub(crate) use redis_sentinel::RedisSentinel;
 pub(crate) use redis_server::{PrivateRedis, connect, redis_url, unique};
 pub(crate) use rules_database::{Database, PrivatePostgres};
 pub(crate) use upstream::{Behaviour, Upstream};

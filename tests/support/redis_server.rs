@@ -26,11 +26,17 @@ pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
     redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap()
 }
 
+/// The program to test against: Redis, or what speaks like it, such as Valkey.
+pub(crate) fn server_program() -> String {
+    std::env::var("SEKISHO_TEST_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
+}
+
 /// A Redis of the test's own; killed when dropped.
 pub(crate) struct PrivateRedis {
     child: Option<Child>,
-    address: SocketAddr,
-    dir: TempDir,
+    pub(crate) address: SocketAddr,
+    pub(crate) dir: TempDir,
+    options: Vec<String>,
 }
 
 impl PrivateRedis {
@@ -43,11 +49,27 @@ impl PrivateRedis {
 
     /// An address where no server is yet.
     pub(crate) fn absent() -> Self {
-        Self { child: None, address: free_address(), dir: TempDir::new().unwrap() }
+        Self { child: None, address: free_address(), dir: TempDir::new().unwrap(), options: Vec::new() }
     }
 
+    /// The same with more options, as on the command line of the server; the last of one name counts.
+    pub(crate) fn with(mut self, options: &[&str]) -> Self {
+        self.options.extend(options.iter().map(|&option| option.to_owned()));
+        self
+    }
+
+    /// The value of an option, as it was given.
+    pub(crate) fn option(&self, name: &str) -> Option<&str> {
+        let at = self.options.iter().position(|option| option == name)?;
+        self.options.get(at + 1).map(String::as_str)
+    }
+
+    /// With its password, if it asks for one.
     pub(crate) fn url(&self) -> String {
-        format!("redis://{}", self.address)
+        match self.option("--requirepass") {
+            Some(password) => format!("redis://:{password}@{}", self.address),
+            None => format!("redis://{}", self.address),
+        }
     }
 
     /// SIGKILL.
@@ -66,19 +88,7 @@ impl PrivateRedis {
 
     /// Starts it, empty, on the same port, and waits until it answers.
     pub(crate) async fn restart(&mut self) {
-        self.kill();
-        self.child = Some(
-            Command::new("redis-server")
-                .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port"])
-                .arg(self.address.port().to_string())
-                .arg("--dir")
-                .arg(self.dir.path())
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .expect("redis-server is not installed: run through scripts/services.sh"),
-        );
+        self.spawn();
         let url = self.url();
         eventually("Redis answers", Duration::from_secs(10), || async {
             let client = redis::Client::open(url.as_str()).ok()?;
@@ -86,6 +96,24 @@ impl PrivateRedis {
             redis::cmd("PING").query_async::<String>(&mut connection).await.ok()
         })
         .await;
+    }
+
+    /// Starts it on the same port and in the same folder, and waits for nothing.
+    pub(crate) fn spawn(&mut self) {
+        self.kill();
+        self.child = Some(
+            Command::new(server_program())
+                .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port"])
+                .arg(self.address.port().to_string())
+                .arg("--dir")
+                .arg(self.dir.path())
+                .args(&self.options)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("redis-server is not installed: run through scripts/services.sh"),
+        );
     }
 }
 

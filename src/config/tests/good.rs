@@ -6,7 +6,9 @@ use proptest::prelude::{any, prop_assert, proptest};
 
 use super::{SHORTEST, environment, faults, good, with};
 use crate::bucket::Limit;
-use crate::config::{Balance, Fault, IdentityMode, Secret, Upstream, load, load_str};
+use crate::config::{
+    Address, Balance, Fault, IdentityMode, Login, Secret, StoreTls, Topology, Upstream, load, load_str,
+};
 use crate::rule::FailurePolicy;
 
 const SHIPPED: &str = include_str!("../../../conf/sekisho.toml");
@@ -14,7 +16,7 @@ const SHIPPED: &str = include_str!("../../../conf/sekisho.toml");
 #[test]
 fn shipped_file_loads_and_limits_in_this_process() {
     let settings = load(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/conf/sekisho.toml"))).unwrap();
-    assert!(settings.store.url.is_none());
+    assert!(settings.store.redis.is_none());
     assert_eq!(settings.rules.file.as_deref(), Some(Path::new("conf/rules.json")));
     let route = settings.routes.iter().find(|route| route.id == "create-order").unwrap();
     assert_eq!((route.path.as_str(), route.methods.as_slice()), ("/orders", &[http::Method::POST][..]));
@@ -43,6 +45,19 @@ fn commented_out_lines_of_the_shipped_file_are_valid_settings() {
         ["server.tls[1].certificate", "server.tls[1].key", "identity.keys_file", "store.url"],
         "{faults:?}"
     );
+}
+
+/// The topologies of the store that the shipped file describes, each from its `topology` to the next line that is none.
+#[test]
+fn topologies_of_the_shipped_file_are_valid_settings() {
+    let lines: Vec<&str> = SHIPPED.lines().map(|line| line.strip_prefix("#   ").unwrap_or_default()).collect();
+    let described: Vec<String> =
+        lines.split(|line| line.is_empty()).filter(|lines| !lines.is_empty()).map(|lines| lines.join("\n")).collect();
+    assert_eq!(described.len(), 2);
+    for text in described {
+        let text = with(&format!("[store]\n{text}\n"));
+        assert!(load_str("t", &text, &|_| Some("s3cret".to_owned())).unwrap().store.redis.is_some());
+    }
 }
 
 fn is_key(text: &str) -> bool {
@@ -120,7 +135,10 @@ tls = { sni = "a" }
     assert_eq!(settings.identity.mode, IdentityMode::Registered { keys_file: Some("k.json".into()) });
     let networks: Vec<String> = settings.identity.trusted_proxies.iter().map(ToString::to_string).collect();
     assert_eq!(networks, ["10.0.0.0/8", "::1/128"]);
-    assert_eq!(settings.store.url, Some(Secret("redis://:s3cret@127.0.0.1:6379/1".to_owned())));
+    let redis = settings.store.redis.as_ref().unwrap();
+    assert_eq!(redis.topology, Topology::Single(address("127.0.0.1", 6379)));
+    assert_eq!(redis.login, login(None, Some("s3cret"), 1));
+    assert_eq!(redis.tls, None);
     assert_eq!((settings.store.timeout, settings.store.key_prefix.as_str()), (Duration::from_millis(1500), "ab"));
     let rule = &settings.limiter.default_rule;
     assert_eq!((rule.limit, rule.cost.map(u32::from)), (Limit::new(5, 1.0).unwrap(), Some(2)));
@@ -134,6 +152,34 @@ tls = { sni = "a" }
     assert_eq!((pool.connect_timeout, pool.read_timeout), (Duration::from_secs(120), Duration::from_secs(30)));
     assert_eq!(pool.health_check.as_ref().map(|check| check.interval), Some(Duration::from_secs(1)));
     assert_eq!(pool.tls.as_ref().map(|tls| tls.sni.as_str()), Some("a"));
+}
+
+fn address(host: &str, port: u16) -> Address {
+    Address { host: host.to_owned(), port }
+}
+
+fn login(user: Option<&str>, password: Option<&str>, database: u32) -> Login {
+    Login { user: user.map(str::to_owned), password: password.map(|text| Secret(text.to_owned())), database }
+}
+
+#[test]
+fn store_is_one_server_a_cluster_or_what_sentinels_name() {
+    let store = |text: &str| good(&with(&format!("[store]\n{text}"))).store.redis.unwrap();
+    let single = store("url = \"rediss://me:p%40ss@[::1]/3\"\n");
+    assert_eq!(single.topology, Topology::Single(address("::1", 6379)));
+    assert_eq!(single.login, login(Some("me"), Some("p@ss"), 3));
+    assert_eq!(single.tls, Some(StoreTls { ca_file: None }));
+
+    let nodes = "nodes = [\"redis://:${PASSWORD}@10.0.0.1:7000\", \"redis://:s3cret@b\"]\n";
+    let cluster = store(&format!("topology = \"cluster\"\n{nodes}"));
+    assert_eq!(cluster.topology, Topology::Cluster(vec![address("10.0.0.1", 7000), address("b", 6379)]));
+    assert_eq!((cluster.login, cluster.tls), (login(None, Some("s3cret"), 0), None));
+
+    let nodes = "nodes = [\"redis://:s3cret@a/2\", \"redis://:s3cret@[::1]:26380/2\"]\n";
+    let sentinel = store(&format!("topology = \"sentinel\"\nmaster_name = \"main\"\nsentinel_user = \"\"\n{nodes}"));
+    let sentinels = vec![address("a", 26379), address("::1", 26380)];
+    let expected = Topology::Sentinel { sentinels, master_name: "main".to_owned(), login: login(None, None, 0) };
+    assert_eq!((sentinel.topology, sentinel.login), (expected, login(None, Some("s3cret"), 2)));
 }
 
 #[test]

@@ -28,7 +28,8 @@ pub(super) fn listener(raw: &file::TlsListener, report: &Report) -> Option<TlsLi
     })
 }
 
-fn certificates(path: &str) -> Parsed<Vec<X509>> {
+/// Reads a chain of certificates in PEM.
+pub(super) fn certificates(path: &str) -> Parsed<Vec<X509>> {
     let chain = X509::stack_from_pem(&value::read(path)?).unwrap_or_default();
     if chain.is_empty() {
         Err(format!("file {path:?} holds no certificate, allowed is a chain in PEM"))

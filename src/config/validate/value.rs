@@ -207,20 +207,6 @@ pub(super) fn key_prefix(text: &str) -> Parsed<String> {
     Err(format!("{text:?} is not a key prefix, allowed are 1 to 64 of A-Z a-z 0-9 . _ ~ - :"))
 }
 
-/// Where Redis is. The text may hold a password and is never repeated.
-pub(super) fn redis_url(text: &str) -> Parsed<Secret> {
-    if text.starts_with("rediss://") {
-        return Err(
-            "TLS to Redis is not available in this version, allowed is redis://[user:password@]host[:port][/database]"
-                .to_owned(),
-        );
-    }
-    if text.starts_with("redis://") && redis::Client::open(text).is_ok() {
-        return Ok(Secret(text.to_owned()));
-    }
-    Err("is not the URL of a Redis, allowed is redis://[user:password@]host[:port][/database]".to_owned())
-}
-
 /// Where PostgreSQL is. The text may hold a password and is never repeated.
 pub(super) fn database_url(text: &str) -> Parsed<Secret> {
     match text.parse::<tokio_postgres::Config>() {

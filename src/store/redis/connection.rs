@@ -1,54 +1,66 @@
 //! A connection to one node.
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::{AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisResult};
-use tokio::sync::mpsc;
+use redis::{Cmd, PushKind, RedisError, ServerError, Value};
 
+use super::dial::{DialError, Dialer, Line};
+use super::reply::{self, Outcome};
 use super::script::Scripts;
-use super::{ABANDON, PIPELINES};
+use crate::config::Address;
 
 /// What a probe writes is gone after so many milliseconds.
 const PROBE_LIVES_MS: u64 = 1;
-
-/// Connects to the node at `url`.
-///
-/// # Errors
-/// When it is not one of Redis.
-pub(super) fn client(url: &str) -> RedisResult<Client> {
-    let info = url.into_connection_info()?;
-    // RESP3 tells of a broken connection at once; under RESP2 the next call would find out.
-    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-    let tcp = TcpSettings::default().set_nodelay(true).set_user_timeout(ABANDON);
-    Client::open(info.set_redis_settings(settings).set_tcp_settings(tcp))
-}
 
 /// A connection, and what it tells of itself.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) commands: MultiplexedConnection,
-    pushes: mpsc::UnboundedReceiver<PushInfo>,
+    line: Line,
+}
+
+/// Why there is none.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OpenError {
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error("{}", reply::text(.0))]
+    Broken(#[from] RedisError),
+    #[error("the server refused: {0}")]
+    Refused(ServerError),
+    #[error("the server is no master")]
+    NoMaster,
 }
 
 impl Connection {
     /// Connects, and finds out whether this is a node that can be written to: a replica or one without memory is no
     /// better than none.
-    pub(super) async fn open(client: &Client, probe_key: &str) -> RedisResult<Self> {
-        let (sender, pushes) = mpsc::unbounded_channel();
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            .set_response_timeout(Some(ABANDON))
-            .set_pipeline_buffer_size(PIPELINES * 2)
-            .set_push_sender(sender);
-        let mut commands = client.get_multiplexed_async_connection_with_config(&config).await?;
+    pub(super) async fn open(dialer: &Dialer, address: &Address, probe_key: &str) -> Result<Self, OpenError> {
+        let line = dialer.dial(address).await?;
+        let mut commands = line.link.clone();
         let mut first = Scripts::load();
-        first.add_command(probe(probe_key)).exec_async(&mut commands).await?;
-        Ok(Self { commands, pushes })
+        first.cmd("ROLE").add_command(probe(probe_key));
+        let replies = commands.send_packed_commands(&first, 0, first.len()).await?;
+        let mut replies = replies.into_iter();
+        for reply in replies.by_ref().take(Scripts::COUNT) {
+            if let Value::ServerError(error) = reply {
+                return Err(OpenError::Refused(error));
+            }
+        }
+        // A user who may not ask for the role gets an error, which says nothing of it.
+        if let Some(Value::Array(role)) = replies.next()
+            && !matches!(role.first(), Some(Value::BulkString(role)) if role == b"master")
+        {
+            return Err(OpenError::NoMaster);
+        }
+        match replies.next() {
+            Some(Value::ServerError(error)) if !is_elsewhere(&error) => Err(OpenError::Refused(error)),
+            _ => Ok(Self { commands, line }),
+        }
     }
 
     /// Returns when the connection is broken.
     pub(super) async fn broken(&mut self) {
-        while let Some(push) = self.pushes.recv().await {
+        while let Some(push) = self.line.pushes.recv().await {
             if push.kind == PushKind::Disconnection {
                 return;
             }
@@ -62,4 +74,9 @@ pub(super) fn probe(key: &str) -> Cmd {
     let mut command = redis::cmd("SET");
     command.arg(key).arg(1).arg("PX").arg(PROBE_LIVES_MS);
     command
+}
+
+/// Whether the slot of the probe's key has moved: that says nothing against the node.
+pub(super) fn is_elsewhere(error: &ServerError) -> bool {
+    matches!(reply::refusal(error), Outcome::Elsewhere(_))
 }

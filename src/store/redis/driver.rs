@@ -1,23 +1,29 @@
 //! What talks to Redis: for each node one task with a connection of its own.
 
 use std::fmt::Display;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::{Client, RedisResult, Value};
-use tokio::sync::mpsc;
+use redis::aio::MultiplexedConnection;
+use redis::{RedisResult, Value};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tracing::{error, warn};
+use tracing::warn;
 
-use super::connection::Connection;
+use super::cluster::ClusterWatch;
+use super::connection::{self, Connection};
+use super::dial::Dialer;
+use super::eviction::{self, Eviction};
 use super::flight::{Flights, Landed, Probe, Sent};
 use super::job::Job;
 use super::node::{Health, Link};
 use super::reply::{self, Outcome};
+use super::router::Router;
 use super::script::{By, Scripts};
+use super::sentinel::SentinelWatch;
 use super::{BATCH, PIPELINES};
-use crate::config;
+use crate::config::{self, Address};
 use crate::store::breaker::{Breaker, State};
 use crate::store::{Kind, StoreError};
 
@@ -28,21 +34,31 @@ const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
 
 /// Owns the connections to Redis and answers every call handed to it. Runs on a runtime of its own.
 #[derive(Debug)]
-pub struct Driver {
-    nodes: Vec<NodeDriver>,
+pub struct Driver(Drivers);
+
+/// What has to run, by the store's topology.
+#[derive(Debug)]
+pub(super) enum Drivers {
+    /// One server.
+    Single(Box<NodeDriver>),
+    /// A cluster, whose nodes come and go.
+    Cluster(Box<ClusterWatch>),
+    /// A master, and who finds it.
+    Sentinel(Box<NodeDriver>, SentinelWatch),
 }
 
 impl Driver {
-    pub(super) fn new(nodes: Vec<NodeDriver>) -> Self {
-        Self { nodes }
+    pub(super) fn new(drivers: Drivers) -> Self {
+        Self(drivers)
     }
 
     /// Serves until nobody can send any more.
     pub async fn run(self) {
-        let mut nodes: JoinSet<()> = self.nodes.into_iter().map(NodeDriver::run).collect();
-        while let Some(ended) = nodes.join_next().await {
-            if let Err(ended) = ended {
-                error!("the driver of a node of the store ended: {ended}");
+        match self.0 {
+            Drivers::Single(node) => node.run().await,
+            Drivers::Cluster(watch) => watch.run().await,
+            Drivers::Sentinel(node, watch) => {
+                tokio::join!(node.run(), watch.run());
             }
         }
     }
@@ -51,10 +67,11 @@ impl Driver {
 /// Talks to one node.
 #[derive(Debug)]
 pub(super) struct NodeDriver {
-    client: Client,
+    dialer: Dialer,
+    address: watch::Receiver<Option<Address>>,
+    router: Weak<Router>,
     scripts: Scripts,
     prefix: String,
-    probe_key: String,
     /// Longer is slow.
     timeout: Duration,
     jobs: mpsc::Receiver<Job>,
@@ -74,17 +91,19 @@ type Lost = String;
 
 impl NodeDriver {
     pub(super) fn new(
-        client: Client,
+        dialer: Dialer,
         settings: &config::Store,
         breaker: config::Breaker,
         jobs: mpsc::Receiver<Job>,
         health: Arc<Health>,
+        router: Weak<Router>,
     ) -> Self {
         Self {
-            client,
+            dialer,
+            address: health.watch_address(),
+            router,
             scripts: Scripts::new(),
             prefix: settings.key_prefix.clone(),
-            probe_key: format!("{}:probe", settings.key_prefix),
             timeout: settings.timeout,
             jobs,
             gathered: Vec::new(),
@@ -97,8 +116,8 @@ impl NodeDriver {
     }
 
     /// Serves until nobody can send any more. The first calls wait for the first connection; later ones wait for none.
-    async fn run(mut self) {
-        let mut opened = connect(&self.client, &self.probe_key).await;
+    pub(super) async fn run(mut self) {
+        let mut opened = connect(&self.dialer, &mut self.address, &self.health).await;
         loop {
             let lost = match opened {
                 Ok(connection) => {
@@ -119,8 +138,12 @@ impl NodeDriver {
             let pause = self.backoff.mul_f64(rand::random_range(0.5..1.0));
             self.backoff = (self.backoff * 2).min(BACKOFF_LONGEST);
             let again = async {
-                sleep(pause).await;
-                connect(&self.client, &self.probe_key).await
+                tokio::select! {
+                    () = sleep(pause) => {}
+                    // The sender is held by this very driver.
+                    _ = self.address.changed() => {}
+                }
+                connect(&self.dialer, &mut self.address, &self.health).await
             };
             opened = tokio::select! {
                 opened = again => opened,
@@ -131,9 +154,14 @@ impl NodeDriver {
 
     /// Sends what has gathered, until the connection is of no more use (and says why) or nobody can send (`None`).
     async fn serve(&mut self, mut connection: Connection) -> Option<Lost> {
-        let mut flights = Flights::default();
+        let (mut flights, mut closed) = (Flights::default(), false);
+        let mut aside = JoinSet::new();
+        aside.spawn(watch_eviction(connection.commands.clone(), Arc::clone(&self.health)));
         loop {
             self.depart(&connection, &mut flights);
+            if closed && self.gathered.is_empty() && flights.is_empty() {
+                return None;
+            }
             let look_at = self.look_at(&mut flights);
             let room = BATCH - self.gathered.len();
             tokio::select! {
@@ -148,12 +176,9 @@ impl NodeDriver {
                     }
                 }
                 () = connection.broken() => return Some("the connection broke".to_owned()),
+                _ = self.address.changed() => return Some(format!("the master is {} now", self.health.name())),
                 () = sleep_until(look_at.unwrap_or(self.started)), if look_at.is_some() => self.look(&mut flights),
-                received = self.jobs.recv_many(&mut self.gathered, room), if room > 0 => {
-                    if received == 0 {
-                        return None;
-                    }
-                }
+                received = self.jobs.recv_many(&mut self.gathered, room), if room > 0 && !closed => closed = received == 0,
             }
         }
     }
@@ -171,7 +196,7 @@ impl NodeDriver {
             State::Closed => {}
             State::HalfOpen if flights.probe().is_none() => {
                 self.refuse_gathered();
-                flights.send_probe(&connection.commands, &self.probe_key, Instant::now() + self.timeout);
+                flights.send_probe(&connection.commands, &self.health.probe_key(), Instant::now() + self.timeout);
             }
             State::HalfOpen | State::Open => self.refuse_gathered(),
         }
@@ -236,8 +261,12 @@ impl NodeDriver {
                 return Err(reply::text(&error));
             }
         };
-        let (mut again, mut demoted) = (Vec::new(), None);
-        for (mut sent, reply) in calls.into_iter().zip(replies) {
+        let (mut again, mut demoted, mut replies) = (Vec::new(), None, replies.into_iter());
+        for mut sent in calls {
+            if sent.job.asking {
+                replies.next();
+            }
+            let reply = replies.next().unwrap_or(Value::Nil);
             let key = sent.command.key();
             let result = match reply::read(&sent.command, reply) {
                 Outcome::Answered { answer, healed } => {
@@ -260,7 +289,14 @@ impl NodeDriver {
                     self.judge(&mut sent.job, Some(&error));
                     Err(error)
                 }
-                Outcome::Elsewhere(redirect) => Err(self.refused(key, redirect.into())),
+                Outcome::Elsewhere(redirect) => match self.router.upgrade().filter(|router| router.is_cluster()) {
+                    Some(router) => {
+                        sent.job.take_back(sent.command);
+                        router.redirect(sent.job, redirect, self.health.address().as_ref());
+                        continue;
+                    }
+                    None => Err(self.refused(key, redirect.into())),
+                },
                 Outcome::Refused(error) => Err(self.refused(key, error)),
             };
             sent.job.finish(result);
@@ -296,7 +332,7 @@ impl NodeDriver {
 
     fn probe(&mut self, probe: Probe, reply: RedisResult<Value>) -> Result<(), Lost> {
         let failure = match reply.map_err(|error| reply::text(&error))? {
-            Value::ServerError(error) => match reply::refusal(&error) {
+            Value::ServerError(error) if !connection::is_elsewhere(&error) => match reply::refusal(&error) {
                 Outcome::Demoted(error) => return Err(error.to_string()),
                 Outcome::Unwell(error) | Outcome::Refused(error) => Some(error.to_string()),
                 other => Some(format!("a probe: {other:?}")),
@@ -328,11 +364,28 @@ impl NodeDriver {
     }
 }
 
-/// A connection that calls can be sent over.
-async fn connect(client: &Client, probe_key: &str) -> Result<Connection, Lost> {
-    match timeout(CONNECT_TIMEOUT, Connection::open(client, probe_key)).await {
-        Ok(opened) => opened.map_err(|error| reply::text(&error)),
+/// A connection that calls can be sent over. Waits for the node's address, if that is not known yet.
+async fn connect(
+    dialer: &Dialer,
+    address: &mut watch::Receiver<Option<Address>>,
+    health: &Health,
+) -> Result<Connection, Lost> {
+    let opened = async {
+        let known = address.wait_for(Option::is_some).await.ok().and_then(|known| known.clone());
+        let address = known.ok_or_else(|| "its address is not known".to_owned())?;
+        Connection::open(dialer, &address, &health.probe_key()).await.map_err(|error| error.to_string())
+    };
+    match timeout(CONNECT_TIMEOUT, opened).await {
+        Ok(opened) => opened,
         Err(_) => Err(format!("connecting took longer than {CONNECT_TIMEOUT:?}")),
+    }
+}
+
+/// Looks again and again whether the node may evict buckets, as long as there is the connection.
+async fn watch_eviction(mut commands: MultiplexedConnection, health: Arc<Health>) {
+    while let Ok(eviction) = Eviction::ask(&mut commands).await {
+        health.set_eviction(eviction);
+        sleep(eviction::LOOK_AGAIN).await;
     }
 }
 

@@ -50,6 +50,11 @@ impl Flights {
         self.calls.len()
     }
 
+    /// No calls are on their way.
+    pub(super) fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
     /// The probe on its way.
     pub(super) fn probe(&mut self) -> Option<&mut Probe> {
         self.probe.as_mut().map(|(_, probe)| probe)
@@ -68,7 +73,10 @@ impl Flights {
 
     /// Sends calls in one pipeline.
     pub(super) fn send(&mut self, connection: &MultiplexedConnection, scripts: &Scripts, by: By, calls: Vec<Sent>) {
-        let commands = calls.iter().map(|sent| scripts.command(&sent.command, by));
+        let commands = calls.iter().flat_map(|sent| {
+            let asking = sent.job.asking.then(|| redis::cmd("ASKING"));
+            asking.into_iter().chain(std::iter::once(scripts.command(&sent.command, by)))
+        });
         let number = self.depart(connection, commands);
         self.calls.push((number, calls));
     }

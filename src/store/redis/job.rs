@@ -114,11 +114,20 @@ pub(super) struct Job {
     timeout: Duration,
     /// The breaker knows already what became of it.
     pub(super) judged: bool,
+    /// Its key in Redis, once somebody had to know it.
+    key: Option<String>,
+    /// Its command, if it was sent to a node that did not execute it.
+    begun: Option<Command>,
+    /// How often it was sent on to another node.
+    hops: u8,
+    /// The node it goes to has its key, but not yet the slot.
+    pub(super) asking: bool,
 }
 
 impl Job {
     pub(super) fn new(task: Task, timeout: Duration) -> Self {
-        Self { task: Some(task), queued: Instant::now(), timeout, judged: false }
+        let queued = Instant::now();
+        Self { task: Some(task), queued, timeout, judged: false, key: None, begun: None, hops: 0, asking: false }
     }
 
     /// When it will have taken too long.
@@ -126,10 +135,33 @@ impl Job {
         self.queued + self.timeout
     }
 
+    /// Its key in Redis.
+    pub(super) fn key(&mut self, prefix: &str) -> &str {
+        let task = &self.task;
+        self.key.get_or_insert_with(|| task.as_ref().map(|task| task.key(prefix)).unwrap_or_default())
+    }
+
+    /// Takes back its command, which a node did not execute.
+    pub(super) fn take_back(&mut self, command: Command) {
+        self.begun = Some(command);
+    }
+
+    /// It goes on to another node: how often it has done so by now. What comes late to that node is not that node's
+    /// fault.
+    pub(super) fn hop(&mut self, asking: bool) -> u8 {
+        self.asking = asking;
+        self.judged = self.slow_at() <= Instant::now();
+        self.hops += 1;
+        self.hops
+    }
+
     /// Its command, now that it is about to be sent; `None` if there is no more reason to.
     pub(super) fn begin(&mut self, prefix: &str) -> Option<Command> {
+        if let Some(begun) = self.begun.take() {
+            return Some(begun);
+        }
         let mut task = self.task.take()?;
-        let key = task.key(prefix);
+        let key = self.key.take().unwrap_or_else(|| task.key(prefix));
         let command = match &mut task {
             Task::Bucket(work) => Command::Bucket { key, call: work.begin()? },
             Task::Beat(beat) if beat.answer.is_closed() => return None,

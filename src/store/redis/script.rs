@@ -7,6 +7,7 @@ use crate::bucket::Report;
 
 const BUCKET: &str = include_str!("../../../scripts/redis/token_bucket.lua");
 const HEARTBEAT: &str = include_str!("../../../scripts/redis/heartbeat.lua");
+const TEXTS: [&str; 2] = [BUCKET, HEARTBEAT];
 
 /// The scripts, by the hashes that Redis caches them under.
 #[derive(Debug)]
@@ -34,6 +35,9 @@ pub(super) enum By {
 }
 
 impl Scripts {
+    /// How many there are.
+    pub(super) const COUNT: usize = TEXTS.len();
+
     pub(super) fn new() -> Self {
         let hash = |text| Script::new(text).get_hash().to_owned();
         Self { bucket: hash(BUCKET), heartbeat: hash(HEARTBEAT) }
@@ -42,7 +46,7 @@ impl Scripts {
     /// Loads them into Redis's cache, where only `SCRIPT FLUSH` or a restart removes them.
     pub(super) fn load() -> Pipeline {
         let mut pipeline = Pipeline::new();
-        for text in [BUCKET, HEARTBEAT] {
+        for text in TEXTS {
             pipeline.cmd("SCRIPT").arg("LOAD").arg(text);
         }
         pipeline
