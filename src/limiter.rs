@@ -6,6 +6,7 @@ mod fallback;
 mod lease;
 mod leases;
 mod membership;
+mod plain;
 mod shard;
 
 use std::sync::Arc;
@@ -19,12 +20,12 @@ use crate::decision::whole_seconds;
 pub use crate::decision::{Decision, Outcome, Quota, Source};
 use crate::key::KeyRef;
 use crate::rule::FailurePolicy;
-use crate::store::Store;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, Driver, Link, NodeStatus, RedisStore};
 use fallback::{Fallback, Question};
 use leases::{Asked, Leases};
 use membership::Membership;
+use plain::Plain;
 
 /// A decision made without the store counts as degraded for this long, in milliseconds.
 const DEGRADED_FOR_MS: u64 = 5_000;
@@ -81,7 +82,7 @@ enum Buckets {
     /// In this process.
     Here(MemoryStore),
     /// In the shared store, one call a decision.
-    Shared(Arc<RedisStore>),
+    Shared(Plain),
     /// In the shared store, with tokens leased ahead.
     Leased(Arc<Leases>),
 }
@@ -136,7 +137,12 @@ impl Limiter {
                 });
                 let buckets = match &leases {
                     Some(leases) => Buckets::Leased(Arc::clone(leases)),
-                    None => Buckets::Shared(Arc::clone(&shared)),
+                    None => Buckets::Shared(Plain::new(
+                        Arc::clone(&shared),
+                        Arc::clone(&fallback),
+                        store.timeout,
+                        clock.clone(),
+                    )),
                 };
                 let membership = Arc::clone(&membership);
                 (buckets, Some(Upkeep { driver, leases, membership, store: shared }))
@@ -166,17 +172,7 @@ impl Limiter {
     async fn ask(&self, key: KeyRef<'_>, limit: Limit, cost: u32) -> Option<Decision> {
         match &self.buckets {
             Buckets::Here(store) => Some(here(store, key, limit, cost)),
-            Buckets::Shared(store) => {
-                let demand = [Demand { cost, count: 1 }];
-                let owed = self.fallback.take_owed(key);
-                let call = Call { limit, demand: &demand, prefetch: 0, report: Report { owed, ..Report::default() } };
-                let reply = store.call(key, &call).await.ok();
-                match &reply {
-                    Some(reply) => self.fallback.answered(key, self.clock.now(), reply.tokens, 0),
-                    None => self.fallback.lost(key, owed),
-                }
-                reply.map(|reply| decision(limit, &reply, Source::Store))
-            }
+            Buckets::Shared(plain) => plain.decide(key, limit, cost).await,
             Buckets::Leased(leases) => match leases.ask(key, limit, cost) {
                 Asked::Decided(decision) => Some(decision),
                 Asked::Waits(answer) => leases.answer(answer).await,
@@ -189,7 +185,7 @@ impl Limiter {
     pub async fn close(&self, longest: Duration) {
         let store = match &self.buckets {
             Buckets::Here(_) => return,
-            Buckets::Shared(store) => store,
+            Buckets::Shared(plain) => plain.store(),
             Buckets::Leased(leases) => {
                 leases.close(longest).await;
                 leases.store()
@@ -214,7 +210,7 @@ impl Limiter {
         let key = check.key((shards > 1).then(|| self.first_shard % shards));
         let (away_ms, expected) = match &self.buckets {
             Buckets::Here(_) => (0, None),
-            Buckets::Shared(store) => (store.away_ms(key), None),
+            Buckets::Shared(plain) => (plain.store().away_ms(key), None),
             Buckets::Leased(leases) => (leases.store().away_ms(key), leases.expected(key)),
         };
         self.fallback.decide(&Question { key, limit, shards, cost, expected, now: self.clock.now(), away_ms })
@@ -253,7 +249,7 @@ impl Limiter {
     pub fn shared(&self) -> Option<&RedisStore> {
         match &self.buckets {
             Buckets::Here(_) => None,
-            Buckets::Shared(store) => Some(store),
+            Buckets::Shared(plain) => Some(plain.store()),
             Buckets::Leased(leases) => Some(leases.store()),
         }
     }

@@ -185,7 +185,10 @@ impl Job {
             Err(error) if error.is_rejected() => metrics::StoreCall::Rejected,
             Err(_) => metrics::StoreCall::Error,
         };
-        metrics::store_call(outcome, took.as_secs_f64());
+        // Beats are nothing that a request could wait for.
+        if matches!(task, Task::Bucket(_)) {
+            metrics::store_call(outcome, took.as_secs_f64());
+        }
         task.finish(result);
     }
 }
