@@ -170,7 +170,7 @@ impl Bucket {
     }
 
     /// Books one call at `now`, milliseconds on the store's clock.
-    #[inline]
+    #[inline(always)] // For one request without a report most of this is known not to be needed.
     pub fn call(&mut self, now: u64, call: &Call<'_>) -> Reply {
         let Limit { capacity, refill_per_second: rate } = call.limit;
         if self.ts > now + GENERATION_MS {
@@ -225,6 +225,7 @@ impl Bucket {
     /// Refills up to each generation boundary since `ts` under the leases of before it (two boundaries end every lease;
     /// this is how those of dead gateways end), then up to `now`. Comes before the report: tokens spent since the last
     /// call count as out until now. Returns the generation of `now`.
+    #[inline]
     fn refill_over_generations(&mut self, now: u64, limit: Limit) -> u64 {
         let generation = now / GENERATION_MS;
         let mut next = self.ts / GENERATION_MS + 1;
@@ -237,6 +238,7 @@ impl Bucket {
         generation
     }
 
+    #[inline]
     fn refill(&mut self, moment: u64, limit: Limit) {
         let ceiling = f64::from(limit.capacity) - f64::from(self.lease_a + self.lease_b);
         let refilled = self.tokens + (moment - self.ts) as f64 * limit.refill_per_second / 1000.0;
@@ -246,6 +248,7 @@ impl Bucket {
 
     /// Takes what is reported off the slot of its generation and what is given back into the bucket. Returns whether
     /// the stash is known.
+    #[inline]
     fn book(&mut self, report: Report, generation: u64, capacity: u32) -> bool {
         let out = report.used + report.held + report.back;
         if out == 0 {

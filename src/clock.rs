@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// A monotonic clock in milliseconds.
 #[derive(Clone, Debug)]
@@ -10,15 +11,15 @@ pub struct Clock(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    Monotonic(Instant),
+    /// Counts from this moment of the system's clock.
+    Monotonic(u64),
     Manual(Arc<AtomicU64>),
 }
 
 impl Clock {
     /// The operating system's monotonic clock, starting near 0 now.
-    #[allow(clippy::disallowed_methods, reason = "the one place that reads it for decisions")]
     pub fn monotonic() -> Self {
-        Self(Source::Monotonic(Instant::now()))
+        Self(Source::Monotonic(milliseconds(ClockId::Monotonic)))
     }
 
     /// A clock that stands still until somebody sets `now`.
@@ -28,12 +29,36 @@ impl Clock {
 
     /// Milliseconds.
     pub fn now(&self) -> u64 {
+        self.read(ClockId::Monotonic)
+    }
+
+    /// Milliseconds as of the system's last tick: up to 10 ms ago, for a fraction of the price.
+    pub fn tick(&self) -> u64 {
+        self.read(ClockId::MonotonicCoarse)
+    }
+
+    fn read(&self, clock: ClockId) -> u64 {
         match &self.0 {
-            Source::Monotonic(start) => {
-                let elapsed = start.elapsed();
-                elapsed.as_secs() * 1000 + u64::from(elapsed.subsec_millis())
-            }
+            Source::Monotonic(start) => milliseconds(clock).saturating_sub(*start),
             Source::Manual(now) => now.load(Ordering::Relaxed),
         }
+    }
+}
+
+fn milliseconds(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tick_is_not_long_ago() {
+        let clock = Clock::monotonic();
+        while clock.tick() == 0 {}
+        let (before, tick, after) = (clock.now(), clock.tick(), clock.now());
+        assert!(before <= tick + 11 && tick <= after, "{before}, {tick}, {after}");
     }
 }

@@ -171,7 +171,10 @@ impl Gateway {
         };
         let enforced = check(&enforce, false);
         let decision = match &shadow {
-            None => self.limiter.decide(&enforced).await,
+            None => match self.limiter.decide_at_once(&enforced) {
+                Ok(decision) => decision,
+                Err(unknown) => self.limiter.find_out(&enforced, unknown).await,
+            },
             Some(shadow) => {
                 let shadow = check(shadow, true);
                 let (decision, shadow) = tokio::join!(self.limiter.decide(&enforced), self.limiter.decide(&shadow));

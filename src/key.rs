@@ -40,6 +40,7 @@ impl KeyRef<'_> {
 
 /// Tenants differ more than routes, and most routes are the very same text.
 impl PartialEq for KeyRef<'_> {
+    #[inline]
     fn eq(&self, other: &Self) -> bool {
         self.tenant == other.tenant
             && (self.shadow, self.shard) == (other.shadow, other.shard)
@@ -51,6 +52,7 @@ impl Eq for KeyRef<'_> {}
 
 /// Not derived: the route is hashed by its text, so that [`Key`] and [`KeyRef`] hash alike wherever the text lives.
 impl Hash for KeyRef<'_> {
+    #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.tenant.hash(state);
         self.route.hash(state);
@@ -60,6 +62,7 @@ impl Hash for KeyRef<'_> {
 
 impl Key {
     /// The same name, borrowed.
+    #[inline]
     pub fn as_ref(&self) -> KeyRef<'_> {
         KeyRef { tenant: &self.tenant, route: &self.route, shadow: self.shadow, shard: self.shard }
     }

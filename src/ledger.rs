@@ -51,7 +51,15 @@ struct Shard<V>(Mutex<Entries<V>>);
 #[derive(Debug)]
 struct Entries<V> {
     index: Index,
-    slots: Slots<(Key, V)>,
+    slots: Slots<Entry<V>>,
+}
+
+/// At the start of a cache line: it would lie on one more.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Entry<V> {
+    key: Key,
+    value: V,
 }
 
 impl<V: Keep> Ledger<V> {
@@ -70,15 +78,15 @@ impl<V: Keep> Ledger<V> {
 
     /// Runs `f` on what is kept for `key`, made by `new` when nothing is. `now` is in milliseconds. Only keys of the
     /// same shard wait for `f`.
-    #[inline]
+    #[inline(always)] // Else key and result are copied by way of memory, which takes as long as the look-up.
     pub fn with<R>(&self, key: KeyRef<'_>, now: u64, new: impl FnOnce() -> V, f: impl FnOnce(&mut V) -> R) -> R {
         let hash = self.hash(key);
         let mut entries = self.entries(hash);
         let slot = match entries.find(hash, key) {
             Some(slot) => slot,
-            None => self.add(&mut entries, hash, (key.to_key(), new()), now),
+            None => self.add(&mut entries, hash, Entry { key: key.to_key(), value: new() }, now),
         };
-        f(&mut entries.slots[slot].1)
+        f(&mut entries.slots[slot].value)
     }
 
     /// Runs `f` on what is kept for `key`, if anything is.
@@ -86,7 +94,7 @@ impl<V: Keep> Ledger<V> {
         let hash = self.hash(key);
         let mut entries = self.entries(hash);
         let slot = entries.find(hash, key)?;
-        Some(f(&mut entries.slots[slot].1))
+        Some(f(&mut entries.slots[slot].value))
     }
 
     /// The key's hash, as long as this map lives.
@@ -101,14 +109,14 @@ impl<V: Keep> Ledger<V> {
 
     /// Puts an entry where there is room, or in the place of the one that is forgotten at least loss.
     #[cold]
-    fn add(&self, entries: &mut Entries<V>, hash: u64, entry: (Key, V), now: u64) -> u32 {
+    fn add(&self, entries: &mut Entries<V>, hash: u64, entry: Entry<V>, now: u64) -> u32 {
         let Entries { index, slots } = entries;
         let slot = if slots.len() < self.bound {
             self.len.fetch_add(1, Ordering::Relaxed);
             slots.push(entry)
         } else {
             let slot = least_loss(slots, hash, now);
-            let (key, value) = std::mem::replace(&mut slots[slot], entry);
+            let Entry { key, value } = std::mem::replace(&mut slots[slot], entry);
             if value.loss(now) > 0.0 {
                 self.forgotten.fetch_add(1, Ordering::Relaxed);
             }
@@ -137,7 +145,7 @@ impl<V: Keep> Ledger<V> {
 
 impl<V> Entries<V> {
     fn find(&self, hash: u64, key: KeyRef<'_>) -> Option<u32> {
-        self.index.find(hash as u32, |slot| self.slots[slot].0.as_ref() == key)
+        self.index.find(hash as u32, |slot| self.slots[slot].key.as_ref() == key)
     }
 }
 
@@ -152,12 +160,12 @@ fn split(max_keys: usize) -> (usize, usize) {
 }
 
 /// Of a few entries, side by side at a place that the new key's hash picks, the one that is forgotten at least loss.
-fn least_loss<V: Keep>(slots: &Slots<(Key, V)>, hash: u64, now: u64) -> u32 {
+fn least_loss<V: Keep>(slots: &Slots<Entry<V>>, hash: u64, now: u64) -> u32 {
     let first = scaled(hash << 16, slots.len());
     let (mut best, mut least) = (first as u32, f64::INFINITY);
     for step in 0..CANDIDATES.min(slots.len()) {
         let slot = ((first + step) % slots.len()) as u32;
-        let loss = slots[slot].1.loss(now);
+        let loss = slots[slot].value.loss(now);
         if loss < least {
             (best, least) = (slot, loss);
         }

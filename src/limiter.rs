@@ -23,7 +23,7 @@ use crate::rule::FailurePolicy;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, Driver, Link, NodeStatus, RedisStore};
 use fallback::{Fallback, Question};
-use leases::{Asked, Leases};
+use leases::{Answer, Leases};
 use membership::Membership;
 use plain::Plain;
 
@@ -75,6 +75,11 @@ pub struct Limiter {
     /// When a decision was last made without the store; 0 never.
     last_fallback: AtomicU64,
 }
+
+/// Not decided yet: what is known so far of how the store answers.
+#[must_use]
+#[derive(Debug)]
+pub struct Unknown(Option<Answer>);
 
 /// Where the buckets are, and how they are asked.
 #[derive(Debug)]
@@ -152,18 +157,36 @@ impl Limiter {
         Ok((Self { buckets, fallback, membership, clock, first_shard, last_fallback: AtomicU64::new(0) }, upkeep))
     }
 
-    /// Takes the tokens of one request, or says why not. Never waits longer than `store.timeout`; what is decided in this
-    /// process does not wait at all.
+    /// Takes the tokens of one request, or says why not. Never waits longer than `store.timeout`.
     pub async fn decide(&self, check: &Check<'_>) -> Decision {
-        let decision = match (check.shards, &self.buckets) {
+        match self.decide_at_once(check) {
+            Ok(decision) => decision,
+            Err(unknown) => self.find_out(check, unknown).await,
+        }
+    }
+
+    /// The first half of [`decide`](Self::decide): what this process knows, without the cost of a future.
+    ///
+    /// # Errors
+    /// The store has to be asked: go on with [`find_out`](Self::find_out).
+    #[inline]
+    pub fn decide_at_once(&self, check: &Check<'_>) -> Result<Decision, Unknown> {
+        match (check.shards, &self.buckets) {
             // Splitting spreads a bucket over the nodes of a store; here it would only cost.
-            (_, Buckets::Here(store)) => return here(store, check.key(None), check.limit, check.cost),
-            (0 | 1, Buckets::Leased(leases)) => match leases.ask(check.key(None), check.limit, check.cost) {
-                Asked::Decided(decision) => return decision,
-                Asked::Waits(answer) => leases.answer(answer).await,
-            },
-            (0 | 1, Buckets::Shared(_)) => self.ask(check.key(None), check.limit, check.cost).await,
-            (shards, _) => self.ask_sharded(check, shards).await,
+            (_, Buckets::Here(store)) => Ok(here(store, check.key(None), check.limit, check.cost)),
+            (0 | 1, Buckets::Leased(leases)) => {
+                leases.ask(check.key(None), check.limit, check.cost).map_err(|answer| Unknown(Some(answer)))
+            }
+            _ => Err(Unknown(None)),
+        }
+    }
+
+    /// The second half: waits for the store, or does without.
+    pub async fn find_out(&self, check: &Check<'_>, unknown: Unknown) -> Decision {
+        let decision = match (unknown.0, &self.buckets) {
+            (Some(answer), Buckets::Leased(leases)) => leases.answer(answer).await,
+            _ if check.shards > 1 => self.ask_sharded(check, check.shards).await,
+            _ => self.ask(check.key(None), check.limit, check.cost).await,
         };
         decision.unwrap_or_else(|| self.without_store(check))
     }
@@ -174,8 +197,8 @@ impl Limiter {
             Buckets::Here(store) => Some(here(store, key, limit, cost)),
             Buckets::Shared(plain) => plain.decide(key, limit, cost).await,
             Buckets::Leased(leases) => match leases.ask(key, limit, cost) {
-                Asked::Decided(decision) => Some(decision),
-                Asked::Waits(answer) => leases.answer(answer).await,
+                Ok(decision) => Some(decision),
+                Err(answer) => leases.answer(answer).await,
             },
         }
     }
@@ -281,6 +304,7 @@ impl<'a> Check<'a> {
 }
 
 /// Asks a bucket of this process.
+#[inline]
 fn here(store: &MemoryStore, key: KeyRef<'_>, limit: Limit, cost: u32) -> Decision {
     let demand = [Demand { cost, count: 1 }];
     let call = Call { limit, demand: &demand, prefetch: 0, report: Report::default() };

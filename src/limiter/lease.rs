@@ -153,6 +153,30 @@ impl Lease {
         }
     }
 
+    /// Whether some requests are denied without a call.
+    pub(super) fn is_held(&self, now: u64) -> bool {
+        now < self.hold_until
+    }
+
+    /// Spends leased tokens, where nothing else has to be done or known: what most requests for a hot key come to. Returns
+    /// how many may be left.
+    #[inline]
+    pub(super) fn spend(&mut self, now: u64, limit: Limit, cost: u32) -> Option<u32> {
+        let left = self.stash.checked_sub(cost)?;
+        let low = self.calling.is_none() && self.is_low(left);
+        if low || now > self.spend_until || self.giving_back.is_some() || limit != self.limit {
+            return None;
+        }
+        self.stash = left;
+        self.used += cost;
+        self.last_use = now;
+        Some(self.tokens + left)
+    }
+
+    fn is_low(&self, stash: u32) -> bool {
+        f64::from(stash) < REFILL_BELOW * f64::from(self.wanted)
+    }
+
     /// A request that costs `cost` asks to pass. Where a call is needed, `until` says how long the request may wait for
     /// it; without time to wait none is made: the store is known to be away.
     pub(super) fn ask(
@@ -175,10 +199,9 @@ impl Lease {
             self.stash -= cost;
             self.used += cost;
             self.last_use = now;
-            let low = f64::from(self.stash) < REFILL_BELOW * f64::from(self.wanted);
-            let low = low && self.calling.is_none() && now >= self.hold_until && now < until();
+            let low = self.is_low(self.stash) && self.calling.is_none() && now >= self.hold_until && now < until();
             let call = low.then(|| self.call(numbers));
-            return Ask::Decided { decision: self.allowed(Source::Lease, self.tokens + self.stash), call };
+            return Ask::Decided { decision: allowed(limit, Source::Lease, self.tokens + self.stash), call };
         }
         if now < self.hold_until && cost >= self.hold_cost {
             let wait = self.hold_until - now + fill_ms(cost - self.hold_cost, limit);
@@ -288,7 +311,7 @@ impl Lease {
         for (i, waiting) in asked.into_iter().enumerate() {
             let decision = if i < granted {
                 left -= waiting.cost;
-                self.allowed(Source::Store, left)
+                allowed(self.limit, Source::Store, left)
             } else {
                 let more = waiting.cost.saturating_sub(refused.unwrap_or(waiting.cost));
                 self.denied(Source::Store, reply.wait_ms.map(|wait| wait + fill_ms(more, self.limit)))
@@ -390,10 +413,6 @@ impl Lease {
         }
     }
 
-    fn allowed(&self, source: Source, left: u32) -> Decision {
-        Decision { outcome: Outcome::Allowed, source, quota: Some(Quota::new(self.limit, left)) }
-    }
-
     fn denied(&self, source: Source, wait_ms: Option<u64>) -> Decision {
         let left = self.tokens + self.stash;
         let retry_after = wait_ms.map(whole_seconds);
@@ -410,6 +429,10 @@ impl Keep for Lease {
             () => 0.0,
         }
     }
+}
+
+pub(super) fn allowed(limit: Limit, source: Source, left: u32) -> Decision {
+    Decision { outcome: Outcome::Allowed, source, quota: Some(Quota::new(limit, left)) }
 }
 
 /// Milliseconds in which `tokens` refill, rounded up.

@@ -10,12 +10,12 @@ use tokio::sync::oneshot;
 use crate::bucket::{Limit, Reply};
 use crate::clock::Clock;
 use crate::config;
-use crate::decision::Decision;
+use crate::decision::{Decision, Source};
 use crate::key::{Key, KeyRef};
 use crate::ledger::Ledger;
 use crate::limiter::demand::Demand;
 use crate::limiter::fallback::Fallback;
-use crate::limiter::lease::{Ask, Lease, Numbers};
+use crate::limiter::lease::{Ask, Lease, Numbers, allowed};
 use crate::store::StoreError;
 use crate::store::redis::{Message, RedisStore, Work};
 
@@ -39,17 +39,8 @@ pub(super) struct Leases {
     closing: AtomicBool,
 }
 
-/// What became of a request.
-#[derive(Debug)]
-pub(super) enum Asked {
-    /// This.
-    Decided(Decision),
-    /// It waits for the store.
-    Waits(Answer),
-}
-
 /// To be had from the store; `None` where too many wait already.
-type Answer = Option<oneshot::Receiver<Decision>>;
+pub(super) type Answer = Option<oneshot::Receiver<Decision>>;
 
 impl Leases {
     /// Over `store`, which is told what `fallback` admitted while it did not answer.
@@ -97,22 +88,45 @@ impl Leases {
 
     /// Decides at once, with a leased token or by a hold, or asks the store.
     #[inline]
-    pub(super) fn ask(self: &Arc<Self>, key: KeyRef<'_>, limit: Limit, cost: u32) -> Asked {
-        let now = self.clock.now();
-        // Nobody waits for a store that is known to be away, not even for a call that was sent before.
-        let longest = || if self.store.lets_through(key) { (self.timeout.as_millis() as u64).max(1) } else { 0 };
-        let ask = |lease: &mut Lease| lease.ask(now, limit, cost, || now + longest(), &self.calls);
-        match self.ledger.with(key, now, || Lease::new(limit), ask) {
+    pub(super) fn ask(self: &Arc<Self>, key: KeyRef<'_>, limit: Limit, cost: u32) -> Result<Decision, Answer> {
+        let tick = self.clock.tick();
+        let spend = |lease: &mut Lease| {
+            let spent = lease.spend(tick, limit, cost);
+            spent.ok_or_else(|| self.ask_more(lease, key, tick, limit, cost))
+        };
+        match self.ledger.with(key, tick, || Lease::new(limit), spend) {
+            Ok(left) => Ok(allowed(limit, Source::Lease, left)),
+            Err(asked) => self.act(key, asked),
+        }
+    }
+
+    /// Makes the call that follows from a request, if any.
+    #[inline(never)]
+    fn act(self: &Arc<Self>, key: KeyRef<'_>, asked: Ask) -> Result<Decision, Answer> {
+        match asked {
             Ask::Decided { decision, call } => {
                 self.make(key, call);
-                Asked::Decided(decision)
+                Ok(decision)
             }
             Ask::Wait { answer, call } => {
                 self.make(key, call);
-                Asked::Waits(Some(answer))
+                Err(Some(answer))
             }
-            Ask::Full | Ask::Away => Asked::Waits(None),
+            Ask::Full | Ask::Away => Err(None),
         }
+    }
+
+    /// Not inlined, so that the way above stays short.
+    #[inline(never)]
+    fn ask_more(&self, lease: &mut Lease, key: KeyRef<'_>, tick: u64, limit: Limit, cost: u32) -> Ask {
+        // `Retry-After` is honest to the millisecond; the end of a stash does not have to be.
+        let now = if lease.is_held(tick) { self.clock.now() } else { tick };
+        let until = || match self.store.lets_through(key) {
+            true => self.clock.now() + (self.timeout.as_millis() as u64).max(1),
+            // Nobody waits for a store that is known to be away, not even for a call that was sent before.
+            false => now,
+        };
+        lease.ask(now, limit, cost, until, &self.calls)
     }
 
     /// What the store answers; `None` if it does not in time.

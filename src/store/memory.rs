@@ -33,6 +33,7 @@ impl MemoryStore {
     }
 
     /// Books `call` at once.
+    #[inline]
     pub fn call_now(&self, key: KeyRef<'_>, call: &Call<'_>) -> Reply {
         let now = self.clock.now();
         let new = || Kept { bucket: Bucket::full(call.limit, now), limit: call.limit };
