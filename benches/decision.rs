@@ -92,7 +92,7 @@ impl Case {
     /// A cost that makes `keys` keys lease more than all slices spend.
     fn first_cost(self, keys: u64) -> u32 {
         match self {
-            Self::Allowed => (200_000_000 / keys as u32).max(4_000),
+            Self::Allowed => (200_000_000 / keys as u32).max(40_000),
             Self::Denied => 1,
         }
     }
