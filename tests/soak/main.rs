@@ -49,7 +49,7 @@ async fn whatever_fails_the_limit_holds_nobody_sees_an_error_and_nothing_grows()
     let proxy = FaultProxy::start(&redis.url(), seed).await;
     let setup = Setup::new(upstream.address)
         .redis(&proxy.url())
-        .set("store", "timeout", "\"5ms\"")
+        .set("store", "timeout", "\"20ms\"")
         .set("limiter", "max_keys", &KEYS.to_string())
         .set("limiter", "instances", &GATEWAYS.to_string())
         .route("local", "/local")
@@ -82,10 +82,11 @@ fn rules() -> String {
     format!("[{}]", ["local", "open", "closed"].map(rule).join(","))
 }
 
-/// Enforcement is global again within 5 s (a busy machine is given twice that), without a restart.
+/// Enforcement is global again without a restart. (Within 5 s: `tests/faults`. Here a machine that is busy with all this
+/// may look like a slow Redis for a while.)
 async fn recovered(gateways: &[support::Gateway]) {
     for gateway in gateways {
-        eventually("the gateway decides by the store again", Duration::from_secs(10), || async {
+        eventually("the gateway decides by the store again", Duration::from_secs(30), || async {
             let before = without_store(gateway).await;
             tokio::time::sleep(Duration::from_millis(500)).await;
             (without_store(gateway).await <= before).then_some(())

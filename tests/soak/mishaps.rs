@@ -92,7 +92,7 @@ impl Mishaps {
                     sleep(Duration::from_millis(100)).await;
                 }
             }
-            Slow => self.by_plan(proxy, 1..2, &[Fault::LateReply(Duration::from_millis(20))]).await,
+            Slow => self.by_plan(proxy, 1..2, &[Fault::LateReply(Duration::from_millis(60))]).await,
             LosesReplies => self.by_plan(proxy, 50..500, &[Fault::LoseReply, Fault::HangUp, Fault::Reset]).await,
             Swallowed => {
                 proxy.swallow(true);
