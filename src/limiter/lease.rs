@@ -290,6 +290,9 @@ impl Lease {
             (self.hold_until, self.hold_cost) = (now + wait.ceil() as u64, cost);
         }
         let in_vain = self.answer(asked, &reply, refused);
+        if same_rule {
+            waiting = self.spend_on(waiting);
+        }
         if let Some(cost) = refused.filter(|_| same_rule) {
             let wait = self.hold_until - now;
             waiting = self.deny(waiting, cost, wait);
@@ -321,6 +324,21 @@ impl Lease {
             }
         }
         in_vain
+    }
+
+    /// Gives those who came while the call was under way what it leased, as if they came now; returns the others.
+    fn spend_on(&mut self, waiting: Queue) -> Queue {
+        let mut others = Queue::new();
+        for one in waiting {
+            let Some(left) = self.stash.checked_sub(one.cost) else {
+                others.push(one);
+                continue;
+            };
+            if one.answer.send(allowed(self.limit, Source::Lease, self.tokens + left)).is_ok() {
+                (self.stash, self.used) = (left, self.used + one.cost);
+            }
+        }
+        others
     }
 
     /// Denies those who cost as much as the refused request or more; returns the others.

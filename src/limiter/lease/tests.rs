@@ -186,6 +186,21 @@ fn what_is_leased_under_an_older_rule_is_never_spent() {
 }
 
 #[test]
+fn whoever_waits_while_tokens_are_leased_gets_one_of_them() {
+    let mut key = Key::with_stash(limit(1000, 100.0), 0, 1, 3);
+    let call = key.decided(1, 1).1.expect("the stash is low");
+    let (mut first, none) = key.waits(2, 1);
+    key.begin(2, call, 3);
+    let (mut second, none_either) = key.waits(2, 1);
+    assert_eq!((none, none_either), (None, None), "a call is out");
+    assert_eq!(key.finish(3, call, key.limit, reply(1, 2, 0, 0)), None, "nobody is left to call for");
+    assert_eq!(first.try_recv().unwrap().source, Source::Store);
+    let second = second.try_recv().unwrap();
+    assert_eq!((second.source, second.outcome), (Source::Lease, Outcome::Allowed));
+    assert_eq!((key.lease.stash(3), key.lease.used), (1, 1));
+}
+
+#[test]
 fn a_stash_too_small_for_those_who_wait_goes_back_with_their_call() {
     let mut key = Key::with_stash(limit(1000, 100.0), 0, 50, 900);
     assert_eq!(key.decided(1, 1).0.source, Source::Lease);
