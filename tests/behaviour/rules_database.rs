@@ -210,7 +210,9 @@ async fn a_server_that_is_no_database_is_a_fault_like_any_other() {
         tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
                 let _ = client.write_all(answer).await;
-                let _ = client.read(&mut [0; 1024]).await;
+                // Closing with bytes unread would reset the connection now and then: a fault of another text.
+                let _ = client.shutdown().await;
+                tokio::spawn(async move { client.read_to_end(&mut Vec::new()).await });
             }
         });
         let gateway = setup(&upstream, &url).set("rules", "refresh", "\"50ms\"").limit(33, 1.0).start().await;
