@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::io;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -22,26 +23,25 @@ const KEYS: u64 = 1_000_000;
 const NO_REDIS: &str = "redis://127.0.0.1:1";
 
 /// Resident bytes of this process.
-#[allow(clippy::expect_used, reason = "nothing can be measured without")]
-fn resident() -> f64 {
-    let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux");
-    4096.0 * pages.split(' ').nth(1).and_then(|pages| pages.parse::<f64>().ok()).expect("a number of pages")
+fn resident() -> io::Result<f64> {
+    let pages = std::fs::read_to_string("/proc/self/statm")?;
+    let resident = pages.split(' ').nth(1).and_then(|pages| pages.parse::<f64>().ok());
+    Ok(4096.0 * resident.ok_or_else(|| io::Error::other(format!("/proc/self/statm: {pages:?}")))?)
 }
 
 /// What keeps the keys, and what the tenants are called.
-#[allow(clippy::expect_used, reason = "nothing can be measured without")]
-fn measure(kept: &str, names: &str) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+fn measure(kept: &str, names: &str) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let url = (kept != "in process").then_some(NO_REDIS);
     let (limiter, upkeep) = support::limiter(url, &support::key_prefix(), KEYS as usize, true, Clock::monotonic());
     if let Some(upkeep) = upkeep {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         std::thread::spawn(move || runtime.block_on(upkeep.run()));
         support::wait_until(&limiter, StoreState::Away);
     }
     let on_store_failure = if kept == "away" { FailurePolicy::Local } else { FailurePolicy::Closed };
     let route: Arc<str> = "create-order".into();
-    let before = resident();
+    let before = resident()?;
     let mut grown = Vec::new();
     for millionth in 0..3 {
         for number in millionth * KEYS..(millionth + 1) * KEYS {
@@ -51,9 +51,10 @@ fn measure(kept: &str, names: &str) {
             };
             runtime.block_on(decide(&limiter, &tenant, &route, on_store_failure));
         }
-        grown.push(format!("{:.0}", (resident() - before) / KEYS as f64));
+        grown.push(format!("{:.0}", (resident()? - before) / KEYS as f64));
     }
     println!("| {kept} | {names} | {} | {} |", grown.join(" / "), limiter.keys().0);
+    Ok(())
 }
 
 async fn decide(limiter: &Limiter, tenant: &str, route: &Arc<str>, on_store_failure: FailurePolicy) {
@@ -61,8 +62,7 @@ async fn decide(limiter: &Limiter, tenant: &str, route: &Arc<str>, on_store_fail
     let _ = limiter.decide(&Check { tenant, route, limit, cost: 1, on_store_failure, shadow: false, shards: 1 }).await;
 }
 
-#[allow(clippy::expect_used, reason = "nothing can be measured without")]
-fn main() {
+fn main() -> io::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     if let [measured, kept, names] = &args[..]
         && measured == "measure"
@@ -72,8 +72,8 @@ fn main() {
     println!("| kept | tenants | bytes a key after 1 / 2 / 3 million | keys tracked |\n|---|---|---|---|");
     for kept in ["in process", "leases", "away"] {
         for names in ["short", "uuid"] {
-            let this = std::env::current_exe().expect("a path");
-            Command::new(this).args(["measure", kept, names]).status().expect("a process");
+            Command::new(std::env::current_exe()?).args(["measure", kept, names]).status()?;
         }
     }
+    Ok(())
 }

@@ -192,6 +192,19 @@ pub struct Breaker {
     pub probes: u32,
 }
 
+impl Default for Breaker {
+    fn default() -> Self {
+        Self {
+            window: Duration::from_secs(10),
+            minimum_calls: 20,
+            failure_rate: 0.5,
+            failures_in_a_row: 10,
+            open_for: Duration::from_secs(1),
+            probes: 3,
+        }
+    }
+}
+
 /// `[rules]`
 #[derive(Clone, Debug)]
 pub struct Rules {

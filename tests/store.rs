@@ -39,17 +39,8 @@ fn redis_settings(url: &str) -> config::Store {
     }
 }
 
-const BREAKER: config::Breaker = config::Breaker {
-    window: Duration::from_secs(10),
-    minimum_calls: 20,
-    failure_rate: 0.5,
-    failures_in_a_row: 10,
-    open_for: Duration::from_secs(1),
-    probes: 3,
-};
-
 fn connect(settings: &config::Store) -> (RedisStore, Driver) {
-    redis::connect(settings, BREAKER, settings.redis.as_ref().unwrap()).unwrap()
+    redis::connect(settings, config::Breaker::default(), settings.redis.as_ref().unwrap()).unwrap()
 }
 
 fn url() -> String {

@@ -46,14 +46,7 @@ pub(crate) fn limiter(
         on_store_failure: FailurePolicy::Closed,
         prefetch: config::Prefetch { batch: 50, horizon: Duration::from_millis(100), enabled: prefetch },
         // Never opens: benches offer more than a busy machine answers in time.
-        breaker: config::Breaker {
-            window: Duration::from_secs(10),
-            minimum_calls: u32::MAX,
-            failure_rate: 1.0,
-            failures_in_a_row: u32::MAX,
-            open_for: Duration::from_secs(1),
-            probes: 3,
-        },
+        breaker: config::Breaker { minimum_calls: u32::MAX, failures_in_a_row: u32::MAX, ..config::Breaker::default() },
     };
     let store = config::Store {
         redis: url.and_then(config::Redis::single),

@@ -3,6 +3,7 @@
 mod faults;
 mod good;
 mod routes;
+mod store;
 
 use super::{Settings, load_str};
 

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::future::{Future, pending};
 use std::time::Duration;
 
-use tokio::time::sleep;
+use pingora::time::sleep;
 
 tokio::task_local! {
     /// Whether the head of the request that this task serves is there.

@@ -15,11 +15,13 @@ use crate::bucket::{Demand, GENERATION_MS, Limit, Reply, Report, rounded_up};
 use crate::decision::{Decision, Outcome, Quota, Source, whole_seconds};
 use crate::ledger::Keep;
 use crate::store::redis::Message;
+use waiting::{Calling, Waiting};
 
 #[cfg(test)]
 mod model;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 /// A stash is spent for so many milliseconds after its call was sent: a generation's length less a margin.
 const SPENT_FOR_MS: u64 = GENERATION_MS - 100;
@@ -77,29 +79,6 @@ enum GivingBack {
     Idle,
     /// Its rule has changed.
     OldRule,
-}
-
-/// Present while a call is out or about to be.
-#[derive(Debug, Default)]
-struct Calling {
-    /// Tells this call from one that was abandoned or of an entry that was forgotten.
-    number: u64,
-    /// When it was sent; `None` until then.
-    sent: Option<u64>,
-    /// The requests that the call asks for.
-    asked: Queue,
-    /// Those that go with the next.
-    waiting: Queue,
-}
-
-/// Most calls are made for one request.
-type Queue = SmallVec<[Waiting; 1]>;
-
-#[derive(Debug)]
-struct Waiting {
-    cost: u32,
-    until: u64,
-    answer: oneshot::Sender<Decision>,
 }
 
 /// What to do with a request.
@@ -162,15 +141,20 @@ impl Lease {
     /// how many may be left.
     #[inline]
     pub(super) fn spend(&mut self, now: u64, limit: Limit, cost: u32) -> Option<u32> {
-        let left = self.stash.checked_sub(cost)?;
-        let low = self.calling.is_none() && self.is_low(left);
+        let low = self.calling.is_none() && self.is_low(self.stash.checked_sub(cost)?);
         if low || now > self.spend_until || self.giving_back.is_some() || limit != self.limit {
             return None;
         }
-        self.stash = left;
+        self.take(now, cost)
+    }
+
+    /// Takes leased tokens, if there are enough. Returns how many may be left.
+    #[inline]
+    fn take(&mut self, now: u64, cost: u32) -> Option<u32> {
+        self.stash = self.stash.checked_sub(cost)?;
         self.used += cost;
         self.last_use = now;
-        Some(self.tokens + left)
+        Some(self.tokens + self.stash)
     }
 
     fn is_low(&self, stash: u32) -> bool {
@@ -194,14 +178,13 @@ impl Lease {
             return Ask::Decided { decision: self.denied(Source::Hold, None), call: None };
         }
         self.expire(now);
-        if self.stash >= cost && self.giving_back != Some(GivingBack::OldRule) {
+        if self.giving_back != Some(GivingBack::OldRule)
+            && let Some(left) = self.take(now, cost)
+        {
             self.giving_back = None;
-            self.stash -= cost;
-            self.used += cost;
-            self.last_use = now;
             let low = self.is_low(self.stash) && self.calling.is_none() && now >= self.hold_until && now < until();
             let call = low.then(|| self.call(numbers));
-            return Ask::Decided { decision: allowed(limit, Source::Lease, self.tokens + self.stash), call };
+            return Ask::Decided { decision: allowed(limit, Source::Lease, left), call };
         }
         if now < self.hold_until && cost >= self.hold_cost {
             let wait = self.hold_until - now + fill_ms(cost - self.hold_cost, limit);
@@ -303,52 +286,6 @@ impl Lease {
             number
         });
         Finished { next, in_vain }
-    }
-
-    /// Answers those whom the call asked for: the first are granted, the others denied. Returns the tokens granted to
-    /// those who went to the failure policy in the meantime.
-    fn answer(&self, asked: Queue, reply: &Reply, refused: Option<u32>) -> u32 {
-        let mut in_vain = 0;
-        let granted = reply.granted as usize;
-        let mut left = self.tokens + self.stash + asked.iter().take(granted).map(|waiting| waiting.cost).sum::<u32>();
-        for (i, waiting) in asked.into_iter().enumerate() {
-            let decision = if i < granted {
-                left -= waiting.cost;
-                allowed(self.limit, Source::Store, left)
-            } else {
-                let more = waiting.cost.saturating_sub(refused.unwrap_or(waiting.cost));
-                self.denied(Source::Store, reply.wait_ms.map(|wait| wait + fill_ms(more, self.limit)))
-            };
-            if waiting.answer.send(decision).is_err() && i < granted {
-                in_vain += waiting.cost;
-            }
-        }
-        in_vain
-    }
-
-    /// Gives those who came while the call was under way what it leased, as if they came now; returns the others.
-    fn spend_on(&mut self, waiting: Queue) -> Queue {
-        let mut others = Queue::new();
-        for one in waiting {
-            let Some(left) = self.stash.checked_sub(one.cost) else {
-                others.push(one);
-                continue;
-            };
-            if one.answer.send(allowed(self.limit, Source::Lease, self.tokens + left)).is_ok() {
-                (self.stash, self.used) = (left, self.used + one.cost);
-            }
-        }
-        others
-    }
-
-    /// Denies those who cost as much as the refused request or more; returns the others.
-    fn deny(&self, waiting: Queue, refused: u32, wait: u64) -> Queue {
-        let (deny, keep): (Queue, Queue) = waiting.into_iter().partition(|waiting| waiting.cost >= refused);
-        for waiting in deny {
-            let wait = wait + fill_ms(waiting.cost - refused, self.limit);
-            let _ = waiting.answer.send(self.denied(Source::Hold, Some(wait)));
-        }
-        keep
     }
 
     /// Another rule applies from now on: it lifts the hold, and the stash goes back (or, with a call out that counts it

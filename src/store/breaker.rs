@@ -177,15 +177,7 @@ mod tests {
     use super::*;
 
     fn breaker() -> Breaker {
-        let settings = config::Breaker {
-            window: Duration::from_secs(10),
-            minimum_calls: 20,
-            failure_rate: 0.5,
-            failures_in_a_row: 10,
-            open_for: Duration::from_secs(1),
-            probes: 3,
-        };
-        Breaker::new(settings, 7)
+        Breaker::new(config::Breaker::default(), 7)
     }
 
     /// Counts calls from `from` on, one each millisecond, in turn as `pattern` says; returns when and why it opened.

@@ -4,7 +4,6 @@ use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use openssl::ssl::{SslConnector, SslMethod, SslVerifyMode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpStream;
 
@@ -12,7 +11,7 @@ use crate::support::{
     Behaviour, Connection, FaultProxy, Gateway, HARDLY, Setup, Upstream, eventually, free_address, redis_url, request,
     write_certificate,
 };
-use crate::tls::with_tls;
+use crate::tls::{connect, with_tls};
 
 const KEY: (&str, &str) = ("X-Api-Key", "shop-a");
 
@@ -74,12 +73,7 @@ async fn a_head_that_comes_byte_by_byte_for_ever_is_cut_off() {
 
 /// A TLS connection that agreed on a protocol, and then waits for the gateway to close; how long that took.
 fn silent_after_tls(address: SocketAddr, alpn: &[u8], bytes: &[u8]) -> Duration {
-    let mut connector = SslConnector::builder(SslMethod::tls_client()).unwrap();
-    connector.set_verify(SslVerifyMode::NONE);
-    connector.set_alpn_protos(alpn).unwrap();
-    let stream = std::net::TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let mut tls = connector.build().connect("gateway.test", stream).unwrap();
+    let mut tls = connect(address, alpn);
     let start = Instant::now();
     tls.write_all(bytes).unwrap();
     let mut answer = Vec::new();

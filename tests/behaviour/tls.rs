@@ -1,11 +1,11 @@
 //! TLS listeners.
 
 use std::io::{Read as _, Write as _};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use openssl::ssl::{SslConnector, SslMethod, SslVerifyMode};
+use openssl::ssl::{SslConnector, SslMethod, SslStream, SslVerifyMode};
 
 use crate::support::{HARDLY, Setup, Upstream, free_address, sekisho, write_certificate};
 
@@ -18,14 +18,19 @@ pub(crate) fn with_tls(setup: Setup, dir: &Path, listen: SocketAddr) -> Setup {
     ))
 }
 
-/// What ALPN agreed on, and the first bytes of the answer to an HTTP/1.1 request where that is it.
-fn talk(address: SocketAddr, alpn: &[u8]) -> (Option<Vec<u8>>, String) {
+/// A TLS connection that offers these protocols; whoever signed the certificate.
+pub(crate) fn connect(address: SocketAddr, alpn: &[u8]) -> SslStream<TcpStream> {
     let mut connector = SslConnector::builder(SslMethod::tls_client()).unwrap();
     connector.set_verify(SslVerifyMode::NONE);
     connector.set_alpn_protos(alpn).unwrap();
-    let stream = std::net::TcpStream::connect(address).unwrap();
+    let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let mut tls = connector.build().connect("gateway.test", stream).unwrap();
+    connector.build().connect("gateway.test", stream).unwrap()
+}
+
+/// What ALPN agreed on, and the first bytes of the answer to an HTTP/1.1 request where that is it.
+fn talk(address: SocketAddr, alpn: &[u8]) -> (Option<Vec<u8>>, String) {
+    let mut tls = connect(address, alpn);
     let agreed = tls.ssl().selected_alpn_protocol().map(<[u8]>::to_vec);
     let mut answer = vec![0; 4096];
     if agreed.as_deref() == Some(b"h2") {

@@ -238,14 +238,7 @@ fn limiter(url: &str, prefix: &str, setting: Setting) -> (Limiter, Option<sekish
             horizon: Duration::from_millis(100),
             enabled: setting.prefetch,
         },
-        breaker: config::Breaker {
-            window: Duration::from_secs(10),
-            minimum_calls: 20,
-            failure_rate: 0.5,
-            failures_in_a_row: 10,
-            open_for: Duration::from_secs(1),
-            probes: 3,
-        },
+        breaker: config::Breaker::default(),
     };
     let store =
         config::Store { redis: config::Redis::single(url), timeout: setting.timeout, key_prefix: prefix.to_owned() };

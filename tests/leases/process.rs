@@ -222,8 +222,8 @@ async fn remaining_falls_as_leased_tokens_are_spent() {
     }
     let by_lease = gateways[0].metric("sekisho_decisions_total", &["source=\"lease\""]).await;
     assert!(by_lease > 100.0, "leases were used: {by_lease}");
-    // All three: each sees it fall to none.
-    let all = futures_util::future::join_all(gateways.iter().map(|gateway| gateway.spend("/orders", "shop-a", 300)));
+    // All three: each sees it fall to none, and asks long enough to spend what it has leased.
+    let all = futures_util::future::join_all(gateways.iter().map(|gateway| gateway.spend("/orders", "shop-a", 600)));
     let mut admitted = 0;
     for answers in all.await {
         let mut last = 600;

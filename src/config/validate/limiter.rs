@@ -38,13 +38,14 @@ fn breaker(raw: &file::Breaker, report: &Report) -> Breaker {
         }
         *value
     });
+    let default = Breaker::default();
     Breaker {
-        window: report.parse(&raw.window, up_to_an_hour).unwrap_or(Duration::from_secs(10)),
-        minimum_calls: report.integer(&raw.minimum_calls, 1..=1_000_000).unwrap_or(20),
-        failure_rate: failure_rate.unwrap_or(0.5),
-        failures_in_a_row: report.integer(&raw.failures_in_a_row, 1..=1_000_000).unwrap_or(10),
-        open_for: report.parse(&raw.open_for, up_to_an_hour).unwrap_or(Duration::from_secs(1)),
-        probes: report.integer(&raw.probes, 1..=1000).unwrap_or(3),
+        window: report.parse(&raw.window, up_to_an_hour).unwrap_or(default.window),
+        minimum_calls: report.integer(&raw.minimum_calls, 1..=1_000_000).unwrap_or(default.minimum_calls),
+        failure_rate: failure_rate.unwrap_or(default.failure_rate),
+        failures_in_a_row: report.integer(&raw.failures_in_a_row, 1..=1_000_000).unwrap_or(default.failures_in_a_row),
+        open_for: report.parse(&raw.open_for, up_to_an_hour).unwrap_or(default.open_for),
+        probes: report.integer(&raw.probes, 1..=1000).unwrap_or(default.probes),
     }
 }
 

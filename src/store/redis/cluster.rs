@@ -283,18 +283,10 @@ mod tests {
 
     fn watch(seeds: &[u16]) -> (Arc<Router>, ClusterWatch) {
         let settings = config::Store { redis: None, timeout: Duration::from_millis(5), key_prefix: "rl".to_owned() };
-        let breaker = config::Breaker {
-            window: Duration::from_secs(10),
-            minimum_calls: 20,
-            failure_rate: 0.5,
-            failures_in_a_row: 10,
-            open_for: Duration::from_secs(1),
-            probes: 3,
-        };
         let dialer = Dialer::new(&Login::default(), None).unwrap();
         let (router, news) = Router::new(Routes::unknown(), "rl".to_owned());
         let router = Arc::new(router);
-        let factory = NodeFactory::new(dialer.clone(), &settings, breaker, Arc::downgrade(&router));
+        let factory = NodeFactory::new(dialer.clone(), &settings, config::Breaker::default(), Arc::downgrade(&router));
         let seeds = seeds.iter().map(|&port| address(port)).collect();
         let watch = ClusterWatch::new(seeds, dialer, factory, Arc::downgrade(&router), news);
         (router, watch)

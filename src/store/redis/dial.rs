@@ -23,8 +23,8 @@ use tokio_openssl::SslStream;
 use super::{ABANDON, PIPELINES, reply};
 use crate::config::{Address, Login, StoreTls};
 
-/// The longest for a connection: name, TCP, TLS and login together.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest for a connection: name, TCP, TLS and login together; a node's driver counts its first commands too.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Knows how to enter every server of one kind.
 #[derive(Clone)]

@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::cluster::ClusterWatch;
 use super::connection::{self, Connection};
-use super::dial::Dialer;
+use super::dial::{CONNECT_TIMEOUT, Dialer};
 use super::eviction::{self, Eviction};
 use super::flight::{Flights, Landed, Probe, Sent};
 use super::job::Job;
@@ -27,8 +27,6 @@ use crate::config::{self, Address};
 use crate::store::breaker::{Breaker, State};
 use crate::store::{Kind, StoreError};
 
-/// The longest that connecting takes, first commands and all.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
 
