@@ -8,9 +8,11 @@
 //! | `set` | the immutable, indexed [`RuleSet`] |
 //! | `snapshot` | the last good rules on disk |
 //! | [`keys`] | registered API keys |
+//! | [`change`] | what messengers say has changed, until the loader takes it |
 //! | `current` | [`Rules`]: the set in force and its [`Status`], shared by all |
 //! | [`loader`] | when to read which source |
 
+pub mod change;
 mod current;
 mod file;
 pub mod keys;
