@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::config::{Secret, Settings};
 use crate::explain::{Explainer, Query};
 use crate::limiter::{Limiter, StoreState};
+use crate::messengers::Channel;
 use crate::metrics;
 use crate::rules::keys::Keys;
 use crate::rules::{Loader, Rules, Status};
@@ -23,6 +24,7 @@ pub struct Admin {
     token: Option<Secret>,
     rules: Arc<Rules>,
     keys: Arc<Keys>,
+    channels: Vec<Arc<Channel>>,
     limiter: Arc<Limiter>,
     explainer: Explainer,
     listening: Arc<AtomicBool>,
@@ -44,11 +46,19 @@ impl Admin {
             token: settings.admin.token.clone(),
             rules: Arc::clone(loader.rules()),
             keys: Arc::clone(loader.keys()),
+            channels: Vec::new(),
             limiter,
             explainer,
             listening,
             draining,
         }
+    }
+
+    /// Shows how the messengers of rule changes stand.
+    #[must_use]
+    pub fn with_channels(mut self, channels: &[Arc<Channel>]) -> Self {
+        self.channels = channels.to_vec();
+        self
     }
 
     fn answer(&self, method: &Method, path: &str, query: Option<&str>, headers: &HeaderMap) -> Response<Vec<u8>> {
@@ -126,6 +136,8 @@ impl Admin {
     }
 
     fn status(&self) -> Value {
+        let mut rules = sources(&self.rules.status());
+        rules["channels"] = self.channels.iter().map(|channel| (channel.name(), json!(channel.state()))).collect();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "ready": self.not_ready().is_none(),
@@ -134,7 +146,7 @@ impl Admin {
             "store": self.limiter.store_state(),
             "store_nodes": self.limiter.store_nodes(),
             "keys_tracked": self.limiter.keys().0,
-            "rules": sources(&self.rules.status()),
+            "rules": rules,
             "keys": sources(&self.keys.status()),
         })
     }

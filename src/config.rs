@@ -5,6 +5,7 @@ mod environment;
 mod fault;
 mod file;
 mod load;
+mod messengers;
 mod reader;
 mod store;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use ipnet::IpNet;
 
 pub use self::fault::Fault;
 pub use self::load::{load, load_str};
+pub use self::messengers::{Kafka, Listen, Messengers};
 pub use self::store::{Address, Login, Redis, Store, StoreTls, Topology};
 use crate::rule::{FailurePolicy, Rule};
 
@@ -216,6 +218,8 @@ pub struct Rules {
     pub refresh: Duration,
     /// Last good rules, used at start when the database is away.
     pub snapshot: Option<PathBuf>,
+    /// Who tells of changes.
+    pub messengers: Messengers,
 }
 
 /// `[[route]]`

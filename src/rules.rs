@@ -9,6 +9,7 @@
 //! | `snapshot` | the last good rules on disk |
 //! | [`keys`] | registered API keys |
 //! | [`change`] | what messengers say has changed, until the loader takes it |
+//! | `messages` | what a message about changed rules says |
 //! | `current` | [`Rules`]: the set in force and its [`Status`], shared by all |
 //! | [`loader`] | when to read which source |
 
@@ -18,7 +19,8 @@ mod file;
 pub mod keys;
 pub mod loader;
 mod merge;
-mod postgres;
+pub(crate) mod messages;
+pub(crate) mod postgres;
 mod raw;
 mod report;
 mod set;

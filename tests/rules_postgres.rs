@@ -50,7 +50,13 @@ impl Database {
 
     fn settings(&self) -> config::Rules {
         let refresh = Duration::from_secs(3600);
-        config::Rules { file: None, database_url: Some(Secret(self.url.clone())), refresh, snapshot: None }
+        config::Rules {
+            file: None,
+            database_url: Some(Secret(self.url.clone())),
+            refresh,
+            snapshot: None,
+            messengers: Default::default(),
+        }
     }
 
     fn loader(&self) -> Loader {
@@ -235,7 +241,7 @@ async fn what_the_server_says_is_told() {
 async fn error_with(url: &str, options: &str) -> Option<String> {
     let refresh = Duration::from_secs(3600);
     let database_url = Some(Secret(format!("{url}?{options}")));
-    let settings = config::Rules { file: None, database_url, refresh, snapshot: None };
+    let settings = config::Rules { file: None, database_url, refresh, snapshot: None, messengers: Default::default() };
     let loader = loader(&settings, &IdentityMode::Direct);
     loader.start().await.unwrap();
     loader.rules().status().last_error
@@ -424,8 +430,13 @@ async fn an_old_snapshot_serves_and_its_age_is_told() {
     std::fs::write(&path, r#"[{"tenant_id": "a", "route_id": "*", "capacity": 5, "refill_per_second": 1}]"#).unwrap();
     let old = std::time::SystemTime::now() - Duration::from_secs(86_400);
     std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
-    let settings =
-        config::Rules { file: None, database_url: away(), refresh: Duration::from_secs(3600), snapshot: Some(path) };
+    let settings = config::Rules {
+        file: None,
+        database_url: away(),
+        refresh: Duration::from_secs(3600),
+        snapshot: Some(path),
+        messengers: Default::default(),
+    };
     let loader = loader(&settings, &IdentityMode::Direct);
     loader.start().await.unwrap();
     assert_eq!(capacity(&loader, "a"), Some(5));

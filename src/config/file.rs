@@ -259,6 +259,10 @@ pub(super) struct Rules {
     pub(super) database_url: Text,
     pub(super) refresh: Text,
     pub(super) snapshot: Text,
+    pub(super) listen: Option<At<bool>>,
+    pub(super) listen_url: Text,
+    pub(super) redis_channel: Text,
+    pub(super) kafka: Option<Kafka>,
 }
 
 impl Rules {
@@ -271,6 +275,31 @@ impl Rules {
             database_url: s.string("database_url"),
             refresh: s.duration("refresh"),
             snapshot: s.string("snapshot"),
+            listen: s.boolean("listen"),
+            listen_url: s.string("listen_url"),
+            redis_channel: s.string("redis_channel"),
+            kafka: s.table("kafka", Kafka::read),
+        }
+    }
+}
+
+/// `[rules.kafka]`
+pub(super) struct Kafka {
+    pub(super) place: Place,
+    pub(super) brokers: Texts,
+    pub(super) topic: Text,
+    /// Each at the place of its name.
+    pub(super) options: Vec<(String, At<String>)>,
+}
+
+impl Kafka {
+    fn read(s: &mut Section<'_>) -> Self {
+        s.require("brokers");
+        Self {
+            place: s.place.clone(),
+            brokers: s.strings("brokers"),
+            topic: s.required_string("topic"),
+            options: s.texts("options"),
         }
     }
 }

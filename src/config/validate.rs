@@ -1,6 +1,7 @@
 //! Raw shape → settings. Notes every fault of meaning; where there is one, the settings that come out are not used.
 
 mod limiter;
+mod messengers;
 mod path;
 mod route;
 mod store;
@@ -15,17 +16,19 @@ use std::time::Duration;
 
 use http::HeaderName;
 
+use self::messengers::messengers;
 use self::value::{Between, database_url, duration, file_path, header, listener, network, token_file};
 use super::fault::{At, Place, Report};
 use super::file::{self, File};
-use super::{Admin, ClientTimeouts, Headers, Identity, IdentityMode, Rules, Server, Settings};
+use super::{Admin, ClientTimeouts, Headers, Identity, IdentityMode, Messengers, Rules, Server, Settings};
 
 const HOUR: u64 = 3600;
 
 /// Judges the whole file. The settings are good only if nothing was noted.
 pub(super) fn validate(file: &File, report: &Report) -> Settings {
     let server = server(&file.server, report);
-    let rules = rules(file.rules.as_ref(), report);
+    let has_redis = file.store.url_place.is_some() || file.store.nodes_place.is_some();
+    let rules = rules(file.rules.as_ref(), has_redis, report);
     let upstream_names: Vec<&str> = file.upstreams.iter().map(|(name, _)| name.value.as_str()).collect();
     if file.routes.is_empty() {
         report.note(&file.routes_place, "there is no route, allowed are one [[route]] or more");
@@ -143,10 +146,11 @@ fn identity(raw: &file::Identity, has_database: bool, report: &Report) -> Identi
     }
 }
 
-fn rules(raw: Option<&file::Rules>, report: &Report) -> Rules {
+fn rules(raw: Option<&file::Rules>, has_redis: bool, report: &Report) -> Rules {
     const REFRESH: Duration = Duration::from_secs(30);
     let Some(raw) = raw else {
-        return Rules { file: None, database_url: None, refresh: REFRESH, snapshot: None };
+        let messengers = Messengers::default();
+        return Rules { file: None, database_url: None, refresh: REFRESH, snapshot: None, messengers };
     };
     if !raw.has_source {
         report
@@ -156,9 +160,11 @@ fn rules(raw: Option<&file::Rules>, report: &Report) -> Rules {
         report.note(&snapshot.place, "is of no use, allowed with rules.database_url");
     }
     let refresh = report.parse(&raw.refresh, |text| duration(text, Between::up_to_seconds(24 * HOUR)));
+    let database_url = report.parse(&raw.database_url, database_url);
     Rules {
         file: report.parse(&raw.file, file_path),
-        database_url: report.parse(&raw.database_url, database_url),
+        messengers: messengers(raw, database_url.as_ref(), has_redis, report),
+        database_url,
         refresh: refresh.unwrap_or(REFRESH),
         snapshot: report.parse(&raw.snapshot, file_path),
     }

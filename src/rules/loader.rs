@@ -12,6 +12,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 pub use self::check::Checked;
+use super::change::Changes;
 use super::file::read_rules;
 use super::keys::{KeyMerge, Keys, read_keys};
 use super::merge::{Merge, Merged};
@@ -47,6 +48,7 @@ pub struct Loader {
     routes: BTreeSet<String>,
     rules: Arc<Rules>,
     keys: Arc<Keys>,
+    changes: Arc<Changes>,
     rules_snapshot: Option<Snapshot>,
     /// Beside that of the rules, where keys come from the database too.
     keys_snapshot: Option<Snapshot>,
@@ -70,6 +72,7 @@ impl Loader {
             routes: routes.iter().map(|route| route.id.clone()).collect(),
             rules: Arc::new(Rules::new(default_rule.clone())),
             keys: Arc::default(),
+            changes: Arc::default(),
             rules_snapshot: snapshot.map(Snapshot::new),
             keys_snapshot: keys_snapshot.map(|path| Snapshot::new(path.with_extension("keys.json"))),
             told_routes: Mutex::default(),
@@ -84,6 +87,11 @@ impl Loader {
     /// The keys in force.
     pub fn keys(&self) -> &Arc<Keys> {
         &self.keys
+    }
+
+    /// Where messengers leave what changed.
+    pub fn changes(&self) -> &Arc<Changes> {
+        &self.changes
     }
 
     /// [`start`](Self::start) on a runtime of its own that ends before this returns: no thread stays behind that a
@@ -185,6 +193,7 @@ impl Loader {
             tokio::select! {
                 () = tokio::time::sleep(pause(failures, self.settings.refresh)) => {}
                 () = hangup.notified() => tracing::info!("reloading rules"),
+                _ = self.changes.take() => {}
                 _ = shutdown.changed() => return,
             }
             tokio::select! {
