@@ -85,7 +85,8 @@ fn is_option(name: &str, text: &crate::config::fault::At<String>, report: &Repor
 /// Whether librdkafka takes it. Its words may repeat the value, so they are told of names only.
 #[cfg(feature = "kafka")]
 fn judge(name: &str, value: &str) -> Parsed<()> {
-    use rdkafka::error::{KafkaError, RDKafkaConfRes};
+    use rdkafka::error::KafkaError;
+    use rdkafka::types::RDKafkaConfRes;
     let mut config = rdkafka::ClientConfig::new();
     match config.set(name, value).create_native_config() {
         Ok(_) => Ok(()),
