@@ -250,7 +250,7 @@ impl Breaker {
 
 /// `[rules]`
 pub(super) struct Rules {
-    /// Does the file give `file` or `database_url`, be it of the right type or not?
+    /// Does the file give `file`, `database_url` or `kafka`, be it of the right type or not?
     pub(super) has_source: bool,
     /// Does it give `database_url`?
     pub(super) has_database: bool,
@@ -268,7 +268,7 @@ pub(super) struct Rules {
 impl Rules {
     fn read(s: &mut Section<'_>) -> Self {
         Self {
-            has_source: s.mention("file").or_else(|| s.mention("database_url")).is_some(),
+            has_source: ["file", "database_url", "kafka"].into_iter().any(|source| s.mention(source).is_some()),
             has_database: s.mention("database_url").is_some(),
             place: s.place.clone(),
             file: s.string("file"),

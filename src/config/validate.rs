@@ -153,8 +153,8 @@ fn rules(raw: Option<&file::Rules>, has_redis: bool, report: &Report) -> Rules {
         return Rules { file: None, database_url: None, refresh: REFRESH, snapshot: None, messengers };
     };
     if !raw.has_source {
-        report
-            .note(&raw.place.child("file"), "is missing, allowed are file, database_url or both, or no [rules] at all");
+        let what = "is missing, allowed are file, database_url, kafka or several of them, or no [rules] at all";
+        report.note(&raw.place.child("file"), what);
     }
     if let (Some(snapshot), false) = (&raw.snapshot, raw.has_database) {
         report.note(&snapshot.place, "is of no use, allowed with rules.database_url");

@@ -2,6 +2,7 @@
 //! and load.
 
 mod certificate;
+pub(crate) mod changes;
 mod client;
 mod fault_proxy;
 mod gateway;
