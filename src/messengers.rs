@@ -25,6 +25,7 @@ use tokio::time::{Instant, sleep};
 pub use self::channel::Channel;
 use self::inbox::Inbox;
 use crate::config;
+use crate::rules::Source;
 use crate::rules::change::Changes;
 use crate::store::redis::SetupError;
 
@@ -57,20 +58,20 @@ impl Messengers {
         changes: &Arc<Changes>,
     ) -> Result<Self, SetupError> {
         let mut channels = Vec::new();
-        let mut inbox = |name| {
-            let channel = Arc::new(Channel::new(name));
+        let mut inbox = |source: Source| {
+            let channel = Arc::new(Channel::new(source.name()));
             channels.push(Arc::clone(&channel));
-            Inbox::new(Arc::clone(changes), channel, rules.database_url.is_some())
+            Inbox::new(Arc::clone(changes), channel, source, rules.database_url.is_some())
         };
         let settings = &rules.messengers;
         let postgres =
-            settings.listen.as_ref().map(|listen| postgres::Listener::new(listen.clone(), inbox("postgres")));
+            settings.listen.as_ref().map(|listen| postgres::Listener::new(listen.clone(), inbox(Source::Postgres)));
         let redis = match (&settings.redis_channel, store) {
-            (Some(channel), Some(store)) => Some(redis::Subscriber::new(store, channel, inbox("redis"))?),
+            (Some(channel), Some(store)) => Some(redis::Subscriber::new(store, channel, inbox(Source::Redis))?),
             _ => None,
         };
         #[cfg(feature = "kafka")]
-        let kafka = settings.kafka.as_ref().map(|kafka| kafka::Consumer::new(kafka.clone(), inbox("kafka")));
+        let kafka = settings.kafka.as_ref().map(|kafka| kafka::Consumer::new(kafka.clone(), inbox(Source::Kafka)));
         Ok(Self {
             postgres,
             redis,

@@ -20,7 +20,7 @@ use self::messengers::messengers;
 use self::value::{Between, database_url, duration, file_path, header, listener, network, token_file};
 use super::fault::{At, Place, Report};
 use super::file::{self, File};
-use super::{Admin, ClientTimeouts, Headers, Identity, IdentityMode, Messengers, Rules, Server, Settings};
+use super::{Admin, ClientTimeouts, Headers, Identity, IdentityMode, Rules, Server, Settings};
 
 const HOUR: u64 = 3600;
 
@@ -147,11 +147,8 @@ fn identity(raw: &file::Identity, has_database: bool, report: &Report) -> Identi
 }
 
 fn rules(raw: Option<&file::Rules>, has_redis: bool, report: &Report) -> Rules {
-    const REFRESH: Duration = Duration::from_secs(30);
-    let Some(raw) = raw else {
-        let messengers = Messengers::default();
-        return Rules { file: None, database_url: None, refresh: REFRESH, snapshot: None, messengers };
-    };
+    let default = Rules::default();
+    let Some(raw) = raw else { return default };
     if !raw.has_source {
         let what = "is missing, allowed are file, database_url, kafka or several of them, or no [rules] at all";
         report.note(&raw.place.child("file"), what);
@@ -165,7 +162,9 @@ fn rules(raw: Option<&file::Rules>, has_redis: bool, report: &Report) -> Rules {
         file: report.parse(&raw.file, file_path),
         messengers: messengers(raw, database_url.as_ref(), has_redis, report),
         database_url,
-        refresh: refresh.unwrap_or(REFRESH),
+        refresh: refresh.unwrap_or(default.refresh),
         snapshot: report.parse(&raw.snapshot, file_path),
+        tests: report.parse(&raw.tests, file_path),
+        allow_mass_delete: raw.allow_mass_delete.as_ref().is_some_and(|at| at.value),
     }
 }

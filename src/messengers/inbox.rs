@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::channel::Channel;
+use crate::rules::Source;
 use crate::rules::change::{Changes, Told};
 use crate::rules::messages::{Ids, Said};
 
@@ -11,13 +12,14 @@ use crate::rules::messages::{Ids, Said};
 pub(super) struct Inbox {
     pub(super) changes: Arc<Changes>,
     pub(super) channel: Arc<Channel>,
+    source: Source,
     /// A database says what is right: messages only say where to look.
     pub(super) has_database: bool,
 }
 
 impl Inbox {
-    pub(super) fn new(changes: Arc<Changes>, channel: Arc<Channel>, has_database: bool) -> Self {
-        Self { changes, channel, has_database }
+    pub(super) fn new(changes: Arc<Changes>, channel: Arc<Channel>, source: Source, has_database: bool) -> Self {
+        Self { changes, channel, source, has_database }
     }
 
     /// A connection stands: what was said before it is found by reading everything.
@@ -41,15 +43,17 @@ impl Inbox {
 
     async fn one(&self, place: &str, said: Said) {
         let hint = |Ids { tenant, route }: &Ids| self.changes.pair(tenant, route);
+        let (source, place) = (self.source, place.to_owned());
         match said {
             Said::Ping(_) => {}
             Said::All => self.changes.all(),
             Said::Pair(ids) | Said::Put { ids, .. } | Said::Delete { ids, .. } if self.has_database => hint(&ids),
             // Of a file there is no reading a part.
             Said::Pair(_) => self.changes.all(),
-            Said::Put { json, .. } => self.changes.tell(Told::Put { place: place.to_owned(), json }).await,
+            Said::Put { json, .. } => self.changes.tell(Told::Put { source, place, json }).await,
             Said::Delete { ids: Ids { tenant, route }, mode } => {
-                self.changes.tell(Told::Delete { tenant_id: tenant.into(), route_id: route.into(), mode }).await;
+                let (tenant_id, route_id) = (tenant.into(), route.into());
+                self.changes.tell(Told::Delete { source, place, tenant_id, route_id, mode }).await;
             }
         }
     }

@@ -22,7 +22,7 @@ use super::raw::{Entry, check_id, unquote, without_position};
 use crate::rule::shown;
 
 /// The longest message, in bytes.
-pub(crate) const LONGEST: usize = 64 * 1024;
+pub(crate) const LONGEST: usize = 16 * 1024;
 
 /// One thing that a message says.
 #[derive(Clone, Debug, PartialEq)]
@@ -217,7 +217,7 @@ mod tests {
             (r#"{"tenant_id": "a", "route_id": "r", "deleted": true, "capacity": 1}"#, "capacity beside deleted"),
             (r#"{"tenant_id": "a", "route_id": "r", "capacity": 0, "refill": "1/s"}"#, "rule a/r: capacity is 0"),
             (r#"{"tenant_id": "", "route_id": "r", "capacity": 1, "refill": "1/s"}"#, "tenant_id is empty"),
-            (&too_long, "the message is longer than 65536 bytes"),
+            (&too_long, "the message is longer than 16384 bytes"),
         ] {
             let why = parse(message.as_bytes()).unwrap_err();
             assert!(why.contains(expected), "{message}: {why}");
