@@ -126,7 +126,7 @@ fn object(json: &str) -> Result<Said, String> {
         mode(&fields)?;
         return Ok(Said::Pair(ids(&fields)?));
     }
-    let Entry { tenant_id, route_id, terms } = Entry::from_json(json);
+    let Entry { tenant_id, route_id, terms, .. } = Entry::from_json(json);
     check_id("tenant_id", tenant_id.as_deref())?;
     check_id("route_id", route_id.as_deref())?;
     let ids =
