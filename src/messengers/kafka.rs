@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use super::inbox::Inbox;
 use super::{Channel, KEEPALIVE, Retry};
 use crate::config::Kafka;
-use crate::rules::messages::{parse, parse_tombstone};
+use crate::rules::messages::{check_key, parse, parse_tombstone};
 
 /// For one question to the brokers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -122,28 +122,34 @@ impl Consumer {
             let place = format!("kafka {}[{}]@{}", message.topic(), message.partition(), message.offset());
             let (key, value) = (message.key(), message.payload().filter(|value| !value.is_empty()));
             let said = match value {
-                Some(value) => parse(value),
+                Some(value) => parse(value).and_then(|said| check_key(key, &said).map(|()| said)),
                 None => parse_tombstone(key).map(|said| vec![said]),
             };
             self.inbox.take(&place, value.or(key).unwrap_or_default(), said).await;
         }
     }
 
-    /// Keeps every partition assigned, and says when brokers answer.
+    /// Keeps every partition assigned, and says when brokers answer. Where they did not, reading begins as at the start:
+    /// who knows whether it is still the same topic.
     async fn watch(&self, client: &Arc<Client>) -> String {
         let mut assigned = BTreeSet::new();
         loop {
-            let (looker, topic, known) = (Arc::clone(client), self.settings.topic.clone(), assigned.clone());
-            let skips = self.inbox.has_database && assigned.is_empty();
-            let looked = tokio::task::spawn_blocking(move || assign_new(&looker, &topic, &known, skips));
+            let (looker, topic) = (Arc::clone(client), self.settings.topic.clone());
+            let (was_open, has_database) = (self.inbox.channel.state().open, self.inbox.has_database);
+            let known = if was_open { std::mem::take(&mut assigned) } else { BTreeSet::new() };
+            let looked = tokio::task::spawn_blocking(move || {
+                let new = assign_new(&looker, &topic, &known, has_database);
+                (known, new)
+            });
             match looked.await {
-                Ok(Ok(new)) => {
+                Ok((known, Ok(new))) => {
+                    assigned = known;
                     assigned.extend(new);
-                    if !self.inbox.channel.state().open {
+                    if !was_open {
                         self.inbox.opened();
                     }
                 }
-                Ok(Err(why)) => self.inbox.channel.closed(why),
+                Ok((_, Err(why))) => self.inbox.channel.closed(why),
                 Err(error) => return error.to_string(),
             }
             sleep(LOOK_EVERY).await;
@@ -151,8 +157,9 @@ impl Consumer {
     }
 }
 
-/// Assigns the partitions that are not known yet, and says which those are. `skips`: what they hold is no news.
-fn assign_new(client: &Client, topic: &str, known: &BTreeSet<i32>, skips: bool) -> Result<Vec<i32>, String> {
+/// Assigns the partitions that are not known yet, and says which those are. Where none is known yet and a database says
+/// what is right, what they hold is no news.
+fn assign_new(client: &Client, topic: &str, known: &BTreeSet<i32>, has_database: bool) -> Result<Vec<i32>, String> {
     let told = |error: KafkaError| what_broke(&error);
     let metadata = client.fetch_metadata(Some(topic), ANSWER_TIMEOUT).map_err(told)?;
     let Some(found) = metadata.topics().first() else { return Err(format!("topic {topic}: the brokers say nothing")) };
@@ -163,6 +170,10 @@ fn assign_new(client: &Client, topic: &str, known: &BTreeSet<i32>, skips: bool) 
     if known.is_empty() && new.is_empty() {
         return Err(format!("topic {topic} has no partitions"));
     }
+    if known.is_empty() {
+        client.unassign().map_err(told)?;
+    }
+    let skips = has_database && known.is_empty();
     let mut list = TopicPartitionList::new();
     for id in &new {
         // Asked for here, not left to the first fetch: from now on nothing is missed.

@@ -87,6 +87,23 @@ pub(crate) fn parse_tombstone(key: Option<&[u8]>) -> Result<Said, String> {
     }
 }
 
+/// Whether a message that says this may have that key. Only the last message of each key is kept in a compacted topic,
+/// so a rule under the key of another would take its place.
+#[cfg_attr(not(feature = "kafka"), allow(dead_code, reason = "only Kafka's messages have keys"))]
+pub(crate) fn check_key(key: Option<&[u8]>, said: &[Said]) -> Result<(), String> {
+    let key = key.and_then(|key| std::str::from_utf8(key).ok()).and_then(|key| named(key.trim()).ok());
+    let Some((_, key)) = key else { return Ok(()) };
+    for said in said {
+        if let Said::Put { ids, .. } | Said::Delete { ids, .. } = said
+            && *ids != key
+        {
+            let shown = |ids: &Ids| format!("{}/{}", shown(&ids.tenant), shown(&ids.route));
+            return Err(format!("the key is that of {}, allowed is that of the rule, {}", shown(&key), shown(ids)));
+        }
+    }
+    Ok(())
+}
+
 fn text<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str, String> {
     if bytes.len() > LONGEST {
         return Err(format!("{what} is longer than {LONGEST} bytes"));
@@ -223,6 +240,19 @@ mod tests {
             assert!(why.contains(expected), "{message}: {why}");
         }
         assert!(parse(b"\xff").unwrap_err().contains("not UTF-8"));
+    }
+
+    #[test]
+    fn a_rule_comes_under_its_own_key_or_one_that_names_no_rule() {
+        let rule = said(RULE);
+        for key in
+            [r#"{"tenant_id": "a", "route_id": "r"}"#, r#"{"route_id":"r","tenant_id":"a","mode":"enforce"}"#, "a/r"]
+        {
+            assert_eq!(check_key(Some(key.as_bytes()), &rule), Ok(()), "{key}");
+        }
+        assert_eq!(check_key(None, &rule), Ok(()));
+        let why = check_key(Some(br#"{"tenant_id": "b", "route_id": "r"}"#), &rule).unwrap_err();
+        assert_eq!(why, "the key is that of b/r, allowed is that of the rule, a/r");
     }
 
     #[test]

@@ -74,8 +74,11 @@ async fn what_changed_while_the_connection_to_postgresql_was_cut_is_enforced_whe
     database.execute(&format!("{cut}; UPDATE rate_limit_rule SET capacity = 9")).await;
     enforced(&gateways, 9, AT_ONCE, "a connection cut in the moment of the change").await;
 
-    let name = database.url.rsplit_once('/').unwrap().1;
-    database.execute(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false")).await;
+    let (server, name) = database.url.rsplit_once('/').unwrap();
+    let (elsewhere, connection) =
+        tokio_postgres::connect(&format!("{server}/postgres"), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    elsewhere.batch_execute(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false")).await.unwrap();
     database.execute(cut).await;
     for gateway in &gateways {
         eventually("the channel is closed", REPLACED, || async {
@@ -87,7 +90,7 @@ async fn what_changed_while_the_connection_to_postgresql_was_cut_is_enforced_whe
         assert_eq!(limit_of(gateway).await, 9);
     }
     set_limit(&database, 11).await;
-    database.execute(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await;
+    elsewhere.batch_execute(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await.unwrap();
     enforced(&gateways, 11, REPLACED, "a change while no connection was allowed").await;
     set_limit(&database, 12).await;
     enforced(&gateways, 12, AT_ONCE, "a change after it").await;
