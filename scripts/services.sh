@@ -45,7 +45,10 @@ install_missing() {
         case $service in
         # faketime gives gateways that share one Redis clocks that differ
         redis) packages+=("$redis_server:${redis_server##*/}" faketime:faketime) ;;
-        postgres) postgres_bin >/dev/null || packages+=(initdb:postgresql) ;;
+        postgres)
+            postgres_bin >/dev/null || packages+=(initdb:postgresql)
+            [[ -x /usr/sbin/pgbouncer ]] || packages+=(pgbouncer:pgbouncer) # started by the test that needs it
+            ;;
         kafka) [[ -n ${KAFKA_BROKERS:-} || -x $(tansu) ]] || packages+=(python3:python3 pip3:python3-pip) ;;
         *) usage ;;
         esac

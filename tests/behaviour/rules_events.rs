@@ -6,8 +6,8 @@ use redis::AsyncCommands;
 
 use crate::support::changes::{AT_ONCE, REPLACED, channel, database, enforced, limit_of, open, set_limit};
 use crate::support::{
-    Database, FaultProxy, PrivateRedis, RedisCluster, RedisSentinel, Setup, Upstream, connect, eventually, redis_url,
-    unique,
+    Database, FaultProxy, PgBouncer, PrivateRedis, RedisCluster, RedisSentinel, Setup, Upstream, connect, eventually,
+    redis_url, unique,
 };
 
 fn setup(upstream: &Upstream, database: &Database) -> Setup {
@@ -123,6 +123,25 @@ async fn a_connection_that_swallows_everything_is_replaced() {
     enforced(&gateways, 9, REPLACED, "a change that was swallowed").await;
     set_limit(&database, 10).await;
     enforced(&gateways, 10, AT_ONCE, "a change after it").await;
+}
+
+#[tokio::test]
+async fn a_pooler_that_delivers_no_notifications_is_found_out_and_a_session_pool_serves() {
+    let upstream = Upstream::normal().await;
+    let database = database().await;
+    for (mode, delivers) in [("transaction", false), ("session", true)] {
+        let pooler = PgBouncer::start(&database.url, mode).await;
+        let setup = setup(&upstream, &database).set("rules", "listen_url", &format!("{:?}", pooler.url));
+        let gateways = [setup.start().await];
+        open(&gateways, "postgres").await;
+        if delivers {
+            set_limit(&database, 9).await;
+            enforced(&gateways, 9, AT_ONCE, "a change told through a session pool").await;
+        } else {
+            gateways[0].logged("notifications do not arrive: through PgBouncer").await;
+            assert_eq!(channel(&gateways[0], "postgres").await["open"], false);
+        }
+    }
 }
 
 #[tokio::test]
