@@ -1,22 +1,26 @@
-//! Health, readiness, metrics, status and explain over HTTP, for operators.
+//! Health, readiness, metrics, status and explain over HTTP, for operators. Here: who may ask, and what answers.
+
+mod explain;
+mod reply;
+mod status;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
-use http::{HeaderMap, Method, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use openssl::memcmp;
 use pingora::apps::http_app::ServeHttp;
+use pingora::http::RequestHeader;
 use pingora::protocols::http::ServerSession;
-use serde_json::{Value, json};
 
+use self::reply::{object, text};
 use crate::config::{Secret, Settings};
-use crate::explain::{Explainer, Query};
-use crate::limiter::{Limiter, StoreState};
+use crate::explain::Explainer;
+use crate::limiter::Limiter;
 use crate::messengers::Channel;
-use crate::metrics;
 use crate::rules::keys::Keys;
-use crate::rules::{Loader, Rules, Status};
+use crate::rules::{Loader, Rules};
 
 /// The admin listener.
 #[derive(Debug)]
@@ -61,15 +65,16 @@ impl Admin {
         self
     }
 
-    fn answer(&self, method: &Method, path: &str, query: Option<&str>, headers: &HeaderMap) -> Response<Vec<u8>> {
+    async fn answer(&self, request: &RequestHeader) -> Response<Vec<u8>> {
+        let (path, query) = (request.uri.path(), request.uri.query().unwrap_or_default());
         // Load balancers ask for these two, and learn nothing from them.
         let open = matches!(path, "/healthz" | "/readyz");
-        if !open && !self.is_authorized(headers) {
+        if !open && !self.is_authorized(&request.headers) {
             let mut answer = text(StatusCode::UNAUTHORIZED, "a bearer token is required\n");
-            answer.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+            answer.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             return answer;
         }
-        if !matches!(*method, Method::GET | Method::HEAD) {
+        if !matches!(request.method, Method::GET | Method::HEAD) {
             return text(StatusCode::METHOD_NOT_ALLOWED, "allowed is GET\n");
         }
         match path {
@@ -80,10 +85,7 @@ impl Admin {
             },
             "/metrics" => self.metrics(),
             "/api/v1/status" => object(StatusCode::OK, &self.status()),
-            "/api/v1/explain" => match explain_query(query.unwrap_or_default()) {
-                Ok(query) => object(StatusCode::OK, &self.explainer.explain(&query)),
-                Err(why) => object(StatusCode::BAD_REQUEST, &json!({ "error": why })),
-            },
+            "/api/v1/explain" => explain::answer(&self.explainer, query),
             _ => text(StatusCode::NOT_FOUND, "nothing here\n"),
         }
     }
@@ -98,112 +100,14 @@ impl Admin {
         };
         given.len() == token.len() && memcmp::eq(given, token.as_bytes())
     }
-
-    fn not_ready(&self) -> Option<&'static str> {
-        if self.draining.load(Ordering::Relaxed) {
-            return Some("draining\n");
-        }
-        if !self.listening.load(Ordering::Relaxed) {
-            return Some("starting: not listening yet\n");
-        }
-        (self.limiter.store_state() == StoreState::Starting).then_some("starting: the store has not been tried yet\n")
-    }
-
-    fn metrics(&self) -> Response<Vec<u8>> {
-        let (tracked, forgotten) = self.limiter.keys();
-        metrics::KEYS_TRACKED.set(tracked as i64);
-        metrics::KEYS_FORGOTTEN.set(forgotten as i64);
-        metrics::LEASE_TOKENS.set(self.limiter.leased_tokens() as i64);
-        metrics::STORE_CONNECTED.set(i64::from(self.limiter.store_state() == StoreState::Connected));
-        let nodes = self.limiter.store_nodes();
-        metrics::STORE_CAN_EVICT.set(i64::from(nodes.iter().any(|node| node.can_evict == Some(true))));
-        metrics::breaker_states(nodes.iter().map(|node| (node.index, node.breaker)));
-        metrics::DEGRADED.set(i64::from(self.limiter.is_degraded()));
-        metrics::GATEWAYS_LIVE.set(i64::from(self.limiter.gateways_live()));
-        let rules = self.rules.status();
-        metrics::RULES_LOADED.set(rules.loaded as i64);
-        metrics::RULES_REJECTED.set(rules.rejected.total as i64);
-        metrics::RULES_AGE.set(rules.age.map_or(-1, |age| age.as_secs() as i64));
-        metrics::rules_reloads(&rules.reloads);
-        match metrics::text() {
-            Ok(series) => {
-                let mut answer = text(StatusCode::OK, "");
-                *answer.body_mut() = series.into_bytes();
-                answer
-            }
-            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
-        }
-    }
-
-    fn status(&self) -> Value {
-        let mut rules = sources(&self.rules.status());
-        rules["channels"] = self.channels.iter().map(|channel| (channel.name(), json!(channel.state()))).collect();
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "ready": self.not_ready().is_none(),
-            "gateways_live": self.limiter.gateways_live(),
-            "degraded": self.limiter.is_degraded(),
-            "store": self.limiter.store_state(),
-            "store_nodes": self.limiter.store_nodes(),
-            "keys_tracked": self.limiter.keys().0,
-            "rules": rules,
-            "keys": sources(&self.keys.status()),
-        })
-    }
-}
-
-fn sources(status: &Status) -> Value {
-    json!({
-        "loaded": status.loaded,
-        "source": status.source.map(|source| source.name()),
-        "age_seconds": status.age.map(|age| age.as_secs()),
-        "rejected": status.rejected.total,
-        "faults": status.rejected.faults,
-        "last_error": status.last_error,
-        "snapshot_error": status.snapshot_error,
-    })
-}
-
-fn explain_query(query: &str) -> Result<Query, String> {
-    let mut request = Query::default();
-    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-        let value = value.into_owned();
-        match &*name {
-            "method" => request.method = value.parse().map_err(|_| format!("method: \"{value}\" is not a method"))?,
-            "path" => request.path = value,
-            "host" => request.host = Some(value),
-            "api_key" => request.api_key = Some(value),
-            "ip" => request.ip = Some(value.parse().map_err(|_| format!("ip: \"{value}\" is not an address"))?),
-            other => return Err(format!("{other}: unknown, allowed are method, path, host, api_key, ip")),
-        }
-    }
-    if request.path.is_empty() {
-        return Err("path: is missing".to_owned());
-    }
-    Ok(request)
-}
-
-fn text(status: StatusCode, body: &str) -> Response<Vec<u8>> {
-    response(status, "text/plain; charset=utf-8", body.as_bytes().to_vec())
-}
-
-fn object(status: StatusCode, value: &Value) -> Response<Vec<u8>> {
-    response(status, "application/json", format!("{value:#}\n").into_bytes())
-}
-
-fn response(status: StatusCode, content_type: &'static str, body: Vec<u8>) -> Response<Vec<u8>> {
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
-    response.headers_mut().insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
-    response
 }
 
 #[async_trait]
 impl ServeHttp for Admin {
     async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
-        let request = session.req_header();
-        let mut answer = self.answer(&request.method, request.uri.path(), request.uri.query(), &request.headers);
+        // Owned: a session cannot be shared across an await.
+        let request = session.req_header().clone();
+        let mut answer = self.answer(&request).await;
         let length = answer.body().len();
         answer.headers_mut().insert(header::CONTENT_LENGTH, length.into());
         if request.method == Method::HEAD {

@@ -32,8 +32,10 @@ mod snapshot;
 
 pub use current::Rules;
 pub use file::FileError;
+pub(crate) use file::read_array;
 pub use loader::{Checked, Loader};
 pub use postgres::DatabaseError;
+pub(crate) use raw::without_position;
 pub use report::{LoadError, Reads, Rejected, Source, Status};
 pub use set::{Resolved, RuleSet};
 

@@ -72,6 +72,11 @@ impl Rules {
         self.record.lock().count_good(source, count);
     }
 
+    /// What a source says is in force, although it is never read as a whole.
+    pub(super) fn recovered(&self, source: Source) {
+        self.record.lock().recovered(source);
+    }
+
     /// Counts messages that could not be understood.
     pub(super) fn count_bad(&self, source: Source, count: u64) {
         self.record.lock().count_bad(source, count);

@@ -212,13 +212,15 @@ pub(super) enum SnapshotState {
 pub(super) struct Record {
     what: &'static str,
     read_at: Option<Instant>,
+    /// Whose failure [`Status::last_error`] is.
+    failed: Option<Source>,
     status: Status,
 }
 
 impl Record {
     /// `what` is read, in the words of the log.
     pub(super) fn new(what: &'static str) -> Self {
-        Self { what, read_at: None, status: Status::default() }
+        Self { what, read_at: None, failed: None, status: Status::default() }
     }
 
     /// The status of this moment, `loaded` entries being in force.
@@ -237,10 +239,10 @@ impl Record {
         if unnamed > 0 && rejected.total != self.status.rejected.total {
             tracing::error!(source = from, "{unnamed} more faulty {what} left out");
         }
-        let of_rejected = std::mem::replace(&mut self.status.rejected, rejected);
+        let before = std::mem::replace(&mut self.status.rejected, rejected);
         let rejected = self.status.rejected.total;
         if extent == Extent::Part {
-            if changed || of_rejected.total != rejected {
+            if changed || before.total != rejected {
                 tracing::info!(source = from, loaded, rejected, "{what} changed");
             }
             self.status.source = self.status.source.or(Some(source));
@@ -292,6 +294,14 @@ impl Record {
         let reads = &mut self.status.reloads[source as usize];
         *(if held { &mut reads.held } else { &mut reads.error }) += 1;
         self.status.last_error = Some(error);
+        self.failed = Some(source);
+    }
+
+    /// What a source says is in force, although it is never read as a whole.
+    pub(super) fn recovered(&mut self, source: Source) {
+        if self.failed == Some(source) {
+            self.status.last_error = None;
+        }
     }
 }
 

@@ -25,6 +25,7 @@ mod malformed;
 mod overload;
 mod paths;
 mod quickstart;
+mod rule_tests;
 mod rules_database;
 mod rules_events;
 mod rules_file;

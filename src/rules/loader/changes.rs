@@ -32,7 +32,7 @@ impl Loader {
                 let why = "rules changed in a database, and there is no rules.database_url to read them from";
                 tracing::warn!(changes = pairs.len(), "{why}");
             }
-            self.tell(&told);
+            self.tell_all(&told);
             return if all { Next::ReadAll } else { Next::Nothing };
         };
         if all {
@@ -101,16 +101,19 @@ impl Loader {
     }
 
     /// Puts what was told in force: all of it together, or, where that may not be, what may be of it.
-    fn tell(&self, told: &[Told]) {
+    fn tell_all(&self, told: &[Told]) {
         let Some(first) = told.first() else { return };
-        match self.try_to_tell(told) {
-            Ok(()) => {}
-            Err(error) if told.len() == 1 => self.rules.failed(first.source(), &error),
-            Err(_) => told.iter().map(slice::from_ref).for_each(|one| self.tell(one)),
+        if self.tell(told).is_ok() {
+            return self.rules.recovered(first.source());
+        }
+        for one in told {
+            if let Err(error) = self.tell(slice::from_ref(one)) {
+                self.rules.failed(one.source(), &error);
+            }
         }
     }
 
-    fn try_to_tell(&self, told: &[Told]) -> Result<(), LoadError> {
+    fn tell(&self, told: &[Told]) -> Result<(), LoadError> {
         let mut merge = Merge::of_changes(self.rules.in_force(), self.rules.rejected());
         let heard: Vec<(Source, Heard)> = told.iter().map(|told| (told.source(), merge.tell(told))).collect();
         let merged = merge.finish();

@@ -1,0 +1,22 @@
+//! Answers of the admin listener.
+
+use http::{HeaderValue, Response, StatusCode, header};
+use serde_json::Value;
+
+/// One line for people and probes.
+pub(super) fn text(status: StatusCode, body: &str) -> Response<Vec<u8>> {
+    response(status, "text/plain; charset=utf-8", body.as_bytes().to_vec())
+}
+
+/// JSON, laid out for people too.
+pub(super) fn object(status: StatusCode, value: &Value) -> Response<Vec<u8>> {
+    response(status, "application/json", format!("{value:#}\n").into_bytes())
+}
+
+fn response(status: StatusCode, content_type: &'static str, body: Vec<u8>) -> Response<Vec<u8>> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
