@@ -7,9 +7,9 @@
 //!
 //! | module | its one purpose |
 //! |---|---|
-//! | [`cli`] | the command line: `run`, `check`, `explain` |
+//! | [`cli`] | the command line: `run`, `check`, `explain`, `rules` |
 //! | [`server`] | assembles listeners, services, signals and shutdown |
-//! | [`admin`] | health, readiness, metrics, status and explain over HTTP |
+//! | [`admin`] | health, readiness, metrics, status, explain and rules over HTTP |
 //! | [`explain`] | which route, tenant and limits a request would find, and why |
 //! | [`gateway`] | the phases of a proxied request: route, identity, limit, upstream, reply |
 //! | [`limiter`] | `decide`: spends a leased token, asks the store, or falls back when it does not answer |

@@ -6,6 +6,8 @@
 //! | `file`, `postgres` | the sources: stream entries, each judged alone |
 //! | `merge` | entries and the set in force → the next set |
 //! | `set` | the immutable, indexed [`RuleSet`] |
+//! | [`edit`] | changes to the table in PostgreSQL, for commands and the admin API |
+//! | `page` | the rules in force, page by page |
 //! | `snapshot` | the last good rules on disk |
 //! | [`keys`] | registered API keys |
 //! | [`change`] | what messengers say has changed, until the loader takes it |
@@ -14,10 +16,12 @@
 
 pub mod change;
 mod current;
+pub mod edit;
 mod file;
 pub mod keys;
 pub mod loader;
 mod merge;
+mod page;
 mod postgres;
 mod raw;
 mod report;
@@ -27,6 +31,7 @@ mod snapshot;
 pub use current::Rules;
 pub use file::FileError;
 pub use loader::{Checked, Loader};
+pub use page::{Filter, page};
 pub use postgres::DatabaseError;
 pub use report::{LoadError, Rejected, Source, Status};
 pub use set::{Resolved, RuleSet};

@@ -1,7 +1,8 @@
 //! Answers of the admin listener.
 
 use http::{HeaderValue, Response, StatusCode, header};
-use serde_json::Value;
+use serde::Serialize;
+use serde_json::{Value, json as value};
 
 /// One line for people and probes.
 pub(super) fn text(status: StatusCode, body: &str) -> Response<Vec<u8>> {
@@ -11,6 +12,20 @@ pub(super) fn text(status: StatusCode, body: &str) -> Response<Vec<u8>> {
 /// JSON, laid out for people too.
 pub(super) fn object(status: StatusCode, value: &Value) -> Response<Vec<u8>> {
     response(status, "application/json", format!("{value:#}\n").into_bytes())
+}
+
+/// As [`object`], with the fields in their own order.
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Vec<u8>> {
+    match serde_json::to_string_pretty(value) {
+        Ok(text) => response(status, "application/json", (text + "\n").into_bytes()),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}
+
+/// Why not, as `application/problem+json` (RFC 9457).
+pub(super) fn problem(status: StatusCode, detail: &str) -> Response<Vec<u8>> {
+    let problem = value!({ "title": status.canonical_reason(), "status": status.as_u16(), "detail": detail });
+    response(status, "application/problem+json", format!("{problem:#}\n").into_bytes())
 }
 
 fn response(status: StatusCode, content_type: &'static str, body: Vec<u8>) -> Response<Vec<u8>> {

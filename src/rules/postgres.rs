@@ -31,7 +31,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The columns of a rule, in the order of [`rule_of`], and whether a table has to have them.
-const RULE_COLUMNS: [(&str, bool); 10] = [
+pub(super) const RULE_COLUMNS: [(&str, bool); 10] = [
     ("tenant_id", true),
     ("route_id", true),
     ("capacity", true),
@@ -119,6 +119,11 @@ impl Database {
         Ok(Self { client, driver })
     }
 
+    /// For statements of other modules.
+    pub(super) fn client(&mut self) -> &mut Client {
+        &mut self.client
+    }
+
     /// Adds every row of `rate_limit_rule` to `merge`.
     pub(super) async fn read_rules(&mut self, merge: &mut Merge) -> Result<(), DatabaseError> {
         self.read("rate_limit_rule", &RULE_COLUMNS, |row| {
@@ -194,7 +199,7 @@ impl Database {
     }
 }
 
-fn rule_of(row: &Row) -> Result<Entry<'_>, tokio_postgres::Error> {
+pub(super) fn rule_of(row: &Row) -> Result<Entry<'_>, tokio_postgres::Error> {
     let text = |column: usize| row.try_get::<_, Option<&str>>(column);
     let terms = RawTerms {
         capacity: text(2)?,
@@ -270,7 +275,7 @@ fn connector(verify: &Verify) -> Result<MakeTlsConnector, openssl::error::ErrorS
 }
 
 /// An error with its causes: tokio-postgres keeps what the server said in the cause.
-fn whole(error: &tokio_postgres::Error) -> String {
+pub(super) fn whole(error: &tokio_postgres::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
