@@ -113,6 +113,7 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     let (gateway, upkeep) =
         Gateway::new(&settings, Arc::clone(loader.rules()), Arc::clone(loader.keys()), Arc::clone(&limiter))?;
     let explainer = Explainer::new(&settings, loader.rules(), loader.keys()).map_err(GatewayError::from)?;
+    let explainer = explainer.with_limiter(Arc::clone(&limiter));
     if !start.upgrade {
         probe(&settings)?;
     }

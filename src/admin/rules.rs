@@ -18,7 +18,7 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::reply::{json, object, problem};
+use super::reply::{Refusal, json, object};
 use crate::config::Secret;
 use crate::rule::Rule;
 use crate::rules::change::Changes;
@@ -65,12 +65,15 @@ impl RulesApi {
     /// `below`: the path behind `/api/v1/rules`, of which `/TENANT/ROUTE` and nothing are understood.
     pub(super) async fn answer(&self, head: &RequestHeader, session: &mut ServerSession, below: &str) -> Answer {
         let answer = if below.is_empty() { self.list(head).await } else { self.one(head, session, below).await };
-        answer.unwrap_or_else(|refusal| refusal)
+        answer.unwrap_or_else(Into::into)
     }
 
-    async fn list(&self, head: &RequestHeader) -> Result<Answer, Answer> {
+    async fn list(&self, head: &RequestHeader) -> Result<Answer, Refusal> {
         if !matches!(head.method, Method::GET | Method::HEAD) {
-            return Err(not_allowed("GET, HEAD", "rules are written one by one, at /api/v1/rules/{tenant}/{route}"));
+            return Err(Refusal::not_allowed(
+                "GET, HEAD",
+                "rules are written one by one, at /api/v1/rules/{tenant}/{route}",
+            ));
         }
         let (filter, limit) = request::page(head.uri.query().unwrap_or_default())?;
         // Never closed; and if it were, the page would do no harm.
@@ -78,16 +81,16 @@ impl RulesApi {
         let set = Arc::clone(&self.rules.load());
         let (rules, more) = tokio::task::spawn_blocking(move || page(&set, &filter, limit))
             .await
-            .map_err(|error| problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()))?;
+            .map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
         let next = rules.last().filter(|_| more).map(|rule| RuleId::of(rule).cursor());
         Ok(json(StatusCode::OK, &Page { rules: rules.iter().map(|rule| Json(rule)).collect(), next }))
     }
 
-    async fn one(&self, head: &RequestHeader, session: &mut ServerSession, below: &str) -> Result<Answer, Answer> {
+    async fn one(&self, head: &RequestHeader, session: &mut ServerSession, below: &str) -> Result<Answer, Refusal> {
         let id = request::rule(below, head.uri.query().unwrap_or_default())?;
         match (&head.method, &self.database) {
             (&Method::GET | &Method::HEAD, database) => self.get(head, &id, database.as_ref()).await,
-            (&Method::PUT | &Method::DELETE, None) => Err(not_allowed(
+            (&Method::PUT | &Method::DELETE, None) => Err(Refusal::not_allowed(
                 "GET, HEAD",
                 "rules of a file are changed in the file; PUT and DELETE need rules.database_url",
             )),
@@ -99,18 +102,18 @@ impl RulesApi {
                 if head.method == Method::PUT {
                     let body = request::body(&head.headers, session).await?;
                     let rule =
-                        from_json(&body, &id).map_err(|fault| problem(StatusCode::UNPROCESSABLE_ENTITY, &fault))?;
+                        from_json(&body, &id).map_err(|fault| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, fault))?;
                     within(self.put(head, rule, database, &actor)).await
                 } else {
                     within(self.delete(head, &id, database, &actor)).await
                 }
             }
-            _ => Err(not_allowed("GET, HEAD, PUT, DELETE", "allowed are GET, PUT and DELETE")),
+            _ => Err(Refusal::not_allowed("GET, HEAD, PUT, DELETE", "allowed are GET, PUT and DELETE")),
         }
     }
 
     /// From the database, which is what a PUT is compared with; without one, the rule in force.
-    async fn get(&self, head: &RequestHeader, id: &RuleId, database: Option<&Secret>) -> Result<Answer, Answer> {
+    async fn get(&self, head: &RequestHeader, id: &RuleId, database: Option<&Secret>) -> Result<Answer, Refusal> {
         let row = match database {
             Some(Secret(url)) => within(async { read(&mut connect(url, "").await?, id).await }).await?,
             None => self.in_force(id).map(|rule| Row { id: id.clone(), rule: Ok(rule) }),
@@ -135,7 +138,7 @@ impl RulesApi {
         set.get(&id.tenant_id, &id.route_id).filter(|rule| rule.mode == id.mode).map(|rule| (**rule).clone())
     }
 
-    async fn put(&self, head: &RequestHeader, rule: Rule, database: &Secret, actor: &str) -> Result<Answer, Answer> {
+    async fn put(&self, head: &RequestHeader, rule: Rule, database: &Secret, actor: &str) -> Result<Answer, Refusal> {
         let id = RuleId::of(&rule);
         let mut table = connect(&database.0, actor).await?;
         let before = read(&mut table, &id).await?;
@@ -152,7 +155,7 @@ impl RulesApi {
         id: &RuleId,
         database: &Secret,
         actor: &str,
-    ) -> Result<Answer, Answer> {
+    ) -> Result<Answer, Refusal> {
         let mut table = connect(&database.0, actor).await?;
         let row = read(&mut table, id).await?.ok_or_else(|| none(id))?;
         conditions::check(&head.headers, Some(&etag(&row)))?;
@@ -162,7 +165,7 @@ impl RulesApi {
         Ok(answer)
     }
 
-    async fn apply(&self, mut table: Table, plan: &Plan, actor: &str) -> Result<(), Answer> {
+    async fn apply(&self, mut table: Table, plan: &Plan, actor: &str) -> Result<(), Refusal> {
         table.apply(plan).await.map_err(|error| refused(&error))?;
         table.close().await;
         for change in &plan.changes {
@@ -174,24 +177,24 @@ impl RulesApi {
     }
 }
 
-async fn connect(url: &str, actor: &str) -> Result<Table, Answer> {
+async fn connect(url: &str, actor: &str) -> Result<Table, Refusal> {
     Table::connect(url, actor).await.map_err(|error| refused(&error))
 }
 
-async fn read(table: &mut Table, id: &RuleId) -> Result<Option<Row>, Answer> {
+async fn read(table: &mut Table, id: &RuleId) -> Result<Option<Row>, Refusal> {
     table.get(id).await.map_err(|error| refused(&error))
 }
 
-async fn within<T>(work: impl Future<Output = Result<T, Answer>>) -> Result<T, Answer> {
+async fn within<T>(work: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
     timeout(DATABASE_PATIENCE, work).await.unwrap_or_else(|_| {
         let detail =
             format!("the rules database does not answer within {DATABASE_PATIENCE:?}; look before trying again");
-        Err(problem(StatusCode::SERVICE_UNAVAILABLE, &detail))
+        Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, detail))
     })
 }
 
 /// What the database says, as an answer.
-fn refused(error: &EditError) -> Answer {
+fn refused(error: &EditError) -> Refusal {
     let status = match error {
         error if error.is_conflict() => StatusCode::PRECONDITION_FAILED,
         error if error.is_invalid_input() => StatusCode::UNPROCESSABLE_ENTITY,
@@ -200,17 +203,11 @@ fn refused(error: &EditError) -> Answer {
             StatusCode::SERVICE_UNAVAILABLE
         }
     };
-    problem(status, &error.to_string())
+    Refusal::new(status, error.to_string())
 }
 
-fn none(id: &RuleId) -> Answer {
-    problem(StatusCode::NOT_FOUND, &format!("rule {id}: there is none"))
-}
-
-fn not_allowed(allowed: &'static str, detail: &str) -> Answer {
-    let mut answer = problem(StatusCode::METHOD_NOT_ALLOWED, detail);
-    answer.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
-    answer
+fn none(id: &RuleId) -> Refusal {
+    Refusal::new(StatusCode::NOT_FOUND, format!("rule {id}: there is none"))
 }
 
 fn tagged(mut answer: Answer, status: StatusCode, tag: &str) -> Answer {

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use http::{HeaderMap, Response, StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use percent_encoding::percent_decode_str;
 use pingora::protocols::http::ServerSession;
 use tokio::time::timeout;
 
-use super::super::reply::problem;
+use super::super::reply::Refusal;
 use crate::gateway::request::without_port;
 use crate::rule::{Mode, shown};
 use crate::rules::Filter;
@@ -24,14 +24,12 @@ const LONGEST_BODY: usize = 64 * 1024;
 /// For the whole body.
 const BODY_PATIENCE: Duration = Duration::from_secs(5);
 
-type Answer = Response<Vec<u8>>;
-
-fn bad(detail: &str) -> Answer {
-    problem(StatusCode::BAD_REQUEST, detail)
+fn bad(detail: &str) -> Refusal {
+    Refusal::new(StatusCode::BAD_REQUEST, detail)
 }
 
 /// `?tenant=&route=&after=&limit=`, each of which may be absent or empty.
-pub(super) fn page(query: &str) -> Result<(Filter, usize), Answer> {
+pub(super) fn page(query: &str) -> Result<(Filter, usize), Refusal> {
     let (mut filter, mut limit) = (Filter::default(), PAGE);
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         let given = Some(&*value).filter(|value| !value.is_empty());
@@ -54,7 +52,7 @@ pub(super) fn page(query: &str) -> Result<(Filter, usize), Answer> {
 }
 
 /// `/{tenant}/{route}?mode=`
-pub(super) fn rule(below: &str, query: &str) -> Result<RuleId, Answer> {
+pub(super) fn rule(below: &str, query: &str) -> Result<RuleId, Refusal> {
     let mut mode = Mode::Enforce;
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         mode = match (&*name, &*value) {
@@ -66,7 +64,7 @@ pub(super) fn rule(below: &str, query: &str) -> Result<RuleId, Answer> {
     }
     let mut segments = below.strip_prefix('/').unwrap_or_default().split('/');
     let (Some(tenant), Some(route), None) = (segments.next(), segments.next(), segments.next()) else {
-        return Err(problem(StatusCode::NOT_FOUND, "allowed is /api/v1/rules/{tenant}/{route}"));
+        return Err(Refusal::new(StatusCode::NOT_FOUND, "allowed is /api/v1/rules/{tenant}/{route}"));
     };
     let decode = |id| percent_decode_str(id).decode_utf8().map_err(|_| bad("the path is not UTF-8"));
     RuleId::new(&decode(tenant)?, &decode(route)?, mode).map_err(|fault| bad(&fault))
@@ -81,11 +79,11 @@ pub(super) fn actor(session: &ServerSession) -> String {
 /// Without a token, being on this machine is what gives the right to write, and so is every page in a browser on it. One
 /// of another site cannot send PUT or DELETE: the browser asks first, and hears of no permission. One whose name was made
 /// to point here could: its name is in `Host`.
-pub(super) fn no_foreign_page(headers: &HeaderMap) -> Result<(), Answer> {
+pub(super) fn no_foreign_page(headers: &HeaderMap) -> Result<(), Refusal> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default());
     let host = text(header::HOST).unwrap_or_default();
     let name = without_port(host).unwrap_or_default().trim_matches(['[', ']']);
-    let forbidden = |detail: &str| Err(problem(StatusCode::FORBIDDEN, detail));
+    let forbidden = |detail: &str| Err(Refusal::new(StatusCode::FORBIDDEN, detail));
     if !name.eq_ignore_ascii_case("localhost") && name.parse::<IpAddr>().is_err() {
         return forbidden("without admin.token_file, Host has to be localhost or an address");
     }
@@ -98,11 +96,11 @@ pub(super) fn no_foreign_page(headers: &HeaderMap) -> Result<(), Answer> {
 }
 
 /// The JSON body, read whole.
-pub(super) async fn body(headers: &HeaderMap, session: &mut ServerSession) -> Result<String, Answer> {
+pub(super) async fn body(headers: &HeaderMap, session: &mut ServerSession) -> Result<String, Refusal> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let kind = text(header::CONTENT_TYPE).unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if !kind.eq_ignore_ascii_case("application/json") {
-        return Err(problem(StatusCode::UNSUPPORTED_MEDIA_TYPE, "allowed is Content-Type: application/json"));
+        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "allowed is Content-Type: application/json"));
     }
     let length = text(header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok());
     if length.is_some_and(|length| length > LONGEST_BODY as u64) {
@@ -115,12 +113,12 @@ pub(super) async fn body(headers: &HeaderMap, session: &mut ServerSession) -> Re
     let read = timeout(BODY_PATIENCE, read_whole(session)).await;
     let whole = read.unwrap_or_else(|_| {
         session.set_keepalive(None);
-        Err(problem(StatusCode::REQUEST_TIMEOUT, &format!("the body is not whole within {BODY_PATIENCE:?}")))
+        Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, format!("the body is not whole within {BODY_PATIENCE:?}")))
     })?;
     String::from_utf8(whole).map_err(|_| bad("the body is not UTF-8"))
 }
 
-async fn read_whole(session: &mut ServerSession) -> Result<Vec<u8>, Answer> {
+async fn read_whole(session: &mut ServerSession) -> Result<Vec<u8>, Refusal> {
     let mut whole = Vec::new();
     loop {
         match session.read_request_body().await {
@@ -135,9 +133,9 @@ async fn read_whole(session: &mut ServerSession) -> Result<Vec<u8>, Answer> {
     }
 }
 
-fn too_long(session: &mut ServerSession) -> Answer {
+fn too_long(session: &mut ServerSession) -> Refusal {
     session.set_keepalive(None);
-    problem(StatusCode::PAYLOAD_TOO_LARGE, &format!("allowed are {LONGEST_BODY} bytes of body"))
+    Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("allowed are {LONGEST_BODY} bytes of body"))
 }
 
 #[cfg(test)]
@@ -146,8 +144,7 @@ mod tests {
 
     #[test]
     fn the_path_names_a_rule_whatever_its_ids_are() {
-        let id =
-            |below: &str, query: &str| rule(below, query).map(|id| id.to_string()).map_err(|a| a.status().as_u16());
+        let id = |below: &str, query: &str| rule(below, query).map(|id| id.to_string()).map_err(|a| a.status.as_u16());
         assert_eq!(id("/shop-a/orders", ""), Ok("shop-a/orders".into()));
         assert_eq!(id("/*/a%2Fb", "mode=shadow"), Ok("*/a/b (shadow)".into()));
         assert_eq!(id("/caf%C3%A9/%2a", "mode=enforce"), Ok("café/*".into()));
@@ -168,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_page_is_asked_for_within_bounds() {
-        let limit = |query: &str| page(query).map(|(_, limit)| limit).map_err(|answer| answer.status().as_u16());
+        let limit = |query: &str| page(query).map(|(_, limit)| limit).map_err(|answer| answer.status.as_u16());
         assert_eq!(
             (limit(""), limit("tenant=&route=&after=&limit="), limit("limit=1000")),
             (Ok(100), Ok(100), Ok(1000))

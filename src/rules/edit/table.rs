@@ -111,18 +111,29 @@ impl Table {
             // Readers go on; who writes too waits, so that what is compared stays as it is.
             let lock = format!("LOCK TABLE {NAME} IN SHARE ROW EXCLUSIVE MODE");
             transaction.batch_execute(&lock).await.map_err(failed)?;
-            let columns = Columns::read(&transaction).await?;
-            for changes in plan.changes.chunks(BATCH) {
-                columns.check(changes)?;
-                compare(&transaction, &columns, changes).await?;
-                delete(&transaction, &columns, changes).await?;
-                update(&transaction, &columns, changes).await?;
-                insert(&transaction, &columns, changes).await?;
+            match write(&transaction, plan).await {
+                Ok(()) => transaction.commit().await.map_err(statement("committing rules")),
+                Err(error) => {
+                    // The lock goes at once; where even that fails, it goes with the connection.
+                    let _ = transaction.rollback().await;
+                    Err(error)
+                }
             }
-            transaction.commit().await.map_err(statement("committing rules"))
         })
         .await
     }
+}
+
+async fn write(transaction: &Transaction<'_>, plan: &Plan) -> Result<(), EditError> {
+    let columns = Columns::read(transaction).await?;
+    for changes in plan.changes.chunks(BATCH) {
+        columns.check(changes)?;
+        compare(transaction, &columns, changes).await?;
+        delete(transaction, &columns, changes).await?;
+        update(transaction, &columns, changes).await?;
+        insert(transaction, &columns, changes).await?;
+    }
+    Ok(())
 }
 
 /// Settings of this transaction alone, so that a connection pooler hands none to anybody else.
