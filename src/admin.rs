@@ -21,7 +21,6 @@ use self::rules::RulesApi;
 use crate::config::{Secret, Settings};
 use crate::explain::Explainer;
 use crate::limiter::Limiter;
-use crate::rules::change::Changes;
 use crate::rules::keys::Keys;
 use crate::rules::{Loader, Rules};
 
@@ -54,7 +53,7 @@ impl Admin {
     ) -> Self {
         let rules_api = RulesApi::new(
             Arc::clone(loader.rules()),
-            Arc::new(Changes::default()),
+            Arc::clone(loader.changes()),
             settings.rules.database_url.clone(),
             settings.admin.token.is_none(),
         );

@@ -31,7 +31,7 @@ enum Command {
     /// Serve.
     Run(run::Run),
     /// Validate the configuration and every rule it can reach.
-    Check(ConfigFile),
+    Check(check::Check),
     /// Print which route, tenant and limits apply to a request, and why; spends nothing.
     Explain(explain::Explain),
     /// Manage the rules in PostgreSQL.
@@ -50,7 +50,7 @@ impl Cli {
     pub fn run(self) -> ExitCode {
         match self.command {
             Command::Run(command) => command.run(),
-            Command::Check(file) => check::check(&file.config),
+            Command::Check(check) => check.run(),
             Command::Explain(request) => request.run(),
             Command::Rules(rules) => rules.run(),
         }

@@ -10,6 +10,7 @@
 //! | [`cli`] | the command line: `run`, `check`, `explain`, `rules` |
 //! | [`server`] | assembles listeners, services, signals and shutdown |
 //! | [`admin`] | health, readiness, metrics, status, explain and rules over HTTP |
+//! | [`expectations`] | rule tests: what requests should find, held against rules before they come into force |
 //! | [`explain`] | which route, tenant and limits a request would find, and why |
 //! | [`gateway`] | the phases of a proxied request: route, identity, limit, upstream, reply |
 //! | [`limiter`] | `decide`: spends a leased token, asks the store, or falls back when it does not answer |
@@ -30,6 +31,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod decision;
+pub mod expectations;
 pub mod explain;
 pub mod gateway;
 pub mod key;

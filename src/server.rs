@@ -26,6 +26,7 @@ use self::room::Room;
 use crate::admin::Admin;
 use crate::clock::Clock;
 use crate::config::Settings;
+use crate::expectations::{Expectations, ExpectationsError};
 use crate::explain::Explainer;
 use crate::gateway::{Gateway, GatewayError};
 use crate::limiter::Limiter;
@@ -57,6 +58,9 @@ pub enum StartError {
     /// See [`LoadError`].
     #[error(transparent)]
     Rules(#[from] LoadError),
+    /// See [`ExpectationsError`].
+    #[error(transparent)]
+    Expectations(#[from] ExpectationsError),
     /// See [`GatewayError`].
     #[error(transparent)]
     Gateway(#[from] GatewayError),
@@ -104,8 +108,11 @@ impl StartError {
 pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     metrics::register();
     let room = Room::raise();
-    let loader =
+    let mut loader =
         Loader::new(&settings.rules, &settings.limiter.default_rule, &settings.identity.mode, &settings.routes);
+    if let Some(path) = &settings.rules.tests {
+        loader.judge_by(Arc::new(Expectations::read(path, &settings, loader.keys())?));
+    }
     loader.initial_load()?;
 
     let (limiter, store) = Limiter::new(&settings.store, &settings.limiter, Clock::monotonic())?;

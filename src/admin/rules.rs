@@ -135,7 +135,7 @@ impl RulesApi {
 
     fn in_force(&self, id: &RuleId) -> Option<Rule> {
         let set = self.rules.load();
-        set.get(&id.tenant_id, &id.route_id).filter(|rule| rule.mode == id.mode).map(|rule| (**rule).clone())
+        set.get(&id.tenant_id, &id.route_id, id.mode).map(|rule| (**rule).clone())
     }
 
     async fn put(&self, head: &RequestHeader, rule: Rule, database: &Secret, actor: &str) -> Result<Answer, Refusal> {

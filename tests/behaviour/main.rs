@@ -25,6 +25,7 @@ mod malformed;
 mod overload;
 mod paths;
 mod quickstart;
+mod rule_tests;
 mod rules_api;
 mod rules_database;
 mod rules_file;

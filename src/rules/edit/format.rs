@@ -159,7 +159,7 @@ impl Reading {
 
 /// A rule that the table can keep.
 fn rule(entry: Entry<'_>) -> Result<Rule, String> {
-    let Entry { tenant_id, route_id, terms } = entry;
+    let Entry { tenant_id, route_id, mode: _, terms } = entry;
     let terms = terms?;
     check_id("tenant_id", tenant_id.as_deref())?;
     check_id("route_id", route_id.as_deref())?;

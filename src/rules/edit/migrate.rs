@@ -67,7 +67,7 @@ fn script() -> &'static str {
 
 async fn catalogue(transaction: &Transaction<'_>) -> Result<BTreeSet<String>, EditError> {
     let failed = statement("reading the catalogue");
-    let rows = transaction.query(CATALOGUE, &[]).await.map_err(failed)?;
+    let rows = transaction.query_typed(CATALOGUE, &[]).await.map_err(failed)?;
     rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(failed)
 }
 

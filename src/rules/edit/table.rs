@@ -1,7 +1,8 @@
 //! The table `rate_limit_rule`: reading rows, and writing a plan, all of it or nothing.
 //!
 //! Nothing is believed of the table but the four columns that a rule needs: others may be missing, types may be narrower,
-//! triggers may change what is written. So what was written is read back and compared before it is committed.
+//! triggers may change what is written. So what was written is read back and compared before it is committed. Nothing is
+//! prepared, so that a connection pooler may stand between.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use futures_util::{StreamExt, pin_mut};
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Error, Row as Record, Transaction};
 
 use super::super::postgres::{Database, DatabaseError, RULE_COLUMNS, rule_of, whole};
@@ -140,7 +141,8 @@ async fn write(transaction: &Transaction<'_>, plan: &Plan) -> Result<(), EditErr
 pub(super) async fn prepare(transaction: &Transaction<'_>, actor: &str) -> Result<(), Error> {
     let settings = "SELECT set_config('sekisho.actor', $1, true), set_config('application_name', 'sekisho', true), \
                     set_config('lock_timeout', $2, true)";
-    transaction.execute(settings, &[&actor, &LOCK_TIMEOUT.as_millis().to_string()]).await.map(drop)
+    let lock_timeout = LOCK_TIMEOUT.as_millis().to_string();
+    transaction.execute_typed(settings, &[(&actor, Type::TEXT), (&lock_timeout, Type::TEXT)]).await.map(drop)
 }
 
 async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, EditError>>) -> Result<T, EditError> {
@@ -156,6 +158,9 @@ pub(super) fn statement(doing: &'static str) -> impl Fn(Error) -> EditError + Co
     }
 }
 
+/// Values of a statement, with their types.
+type Parameters<'a> = Vec<(&'a (dyn ToSql + Sync), Type)>;
+
 /// What the table has of the columns of a rule.
 struct Columns {
     /// Those of [`RULE_COLUMNS`] that are there, with their types.
@@ -169,7 +174,7 @@ impl Columns {
         let there = "SELECT attname::text, atttypid::regtype::text FROM pg_attribute \
                      WHERE attrelid = to_regclass($1::text) AND attnum > 0 AND NOT attisdropped";
         let failed = statement("reading the columns of the table");
-        let records = transaction.query(there, &[&NAME]).await.map_err(failed)?;
+        let records = transaction.query_typed(there, &[(&NAME, Type::TEXT)]).await.map_err(failed)?;
         let pair = |record: &Record| Ok((record.try_get(0)?, record.try_get(1)?));
         let types: HashMap<String, String> = records.iter().map(pair).collect::<Result<_, _>>().map_err(failed)?;
         if types.is_empty() {
@@ -265,8 +270,8 @@ impl Arrays {
         format!("unnest({}) AS n({})", parameters.join(", "), self.names.join(", "))
     }
 
-    fn parameters(&self) -> impl ExactSizeIterator<Item = &(dyn ToSql + Sync)> {
-        self.values.iter().map(|array| array as &(dyn ToSql + Sync))
+    fn parameters(&self) -> Parameters<'_> {
+        self.values.iter().map(|array| (array as &(dyn ToSql + Sync), Type::TEXT_ARRAY)).collect()
     }
 }
 
@@ -288,16 +293,11 @@ fn value(rule: &Rule, column: &str) -> Option<String> {
 fn row_of(record: &Record) -> Result<Row, EditError> {
     let failed = statement("reading a row");
     let values = || (0..RULE_COLUMNS.len()).map(|column| record.try_get(column)).collect::<Result<Vec<_>, _>>();
-    let Entry { tenant_id, route_id, terms } = rule_of(record).map_err(failed)?;
+    let Entry { tenant_id, route_id, mode, terms } = rule_of(record).map_err(failed)?;
     let [tenant_id, route_id] = [tenant_id, route_id].map(|id| id.unwrap_or_default());
-    let mode = record.try_get::<_, Option<&str>>("mode").map_err(failed)?;
-    let mode = match mode {
-        None | Some("enforce") => Mode::Enforce,
-        Some("shadow") => Mode::Shadow,
-        Some(_) => {
-            let fault = terms.err().unwrap_or_default();
-            return Err(EditError::Unnamed(format!("rule {}/{}: {fault}", shown(&tenant_id), shown(&route_id))));
-        }
+    let Some(mode) = mode else {
+        let fault = terms.err().unwrap_or_default();
+        return Err(EditError::Unnamed(format!("rule {}/{}: {fault}", shown(&tenant_id), shown(&route_id))));
     };
     let id = RuleId { tenant_id: (&*tenant_id).into(), route_id: (&*route_id).into(), mode };
     // Ids that no rule can have are a fault of the row.
@@ -314,23 +314,23 @@ async fn read(transaction: &Transaction<'_>, selection: &Selection) -> Result<Ve
     let order = format!(r#"t.tenant_id COLLATE "C", t.route_id COLLATE "C", {} COLLATE "C""#, columns.mode());
     let Selection { tenant, route, after, limit } = selection;
     let after = after.as_ref().map(|id| [&*id.tenant_id, &*id.route_id, mode(id.mode)].map(str::to_owned));
-    let (mut conditions, mut parameters): (Vec<String>, Vec<&(dyn ToSql + Sync)>) = (Vec::new(), Vec::new());
+    let (mut conditions, mut parameters): (Vec<String>, Parameters<'_>) = (Vec::new(), Vec::new());
     for (column, id) in [("tenant_id", tenant), ("route_id", route)] {
         if let Some(id) = id {
-            parameters.push(id);
-            conditions.push(format!("t.{column} = ${}::text", parameters.len()));
+            parameters.push((id, Type::TEXT));
+            conditions.push(format!("t.{column} = ${}", parameters.len()));
         }
     }
-    if let Some([tenant, route, mode]) = &after {
-        parameters.extend([tenant as &(dyn ToSql + Sync), route, mode]);
+    if let Some(after) = &after {
+        parameters.extend(after.iter().map(|id| (id as &(dyn ToSql + Sync), Type::TEXT)));
         let last = parameters.len();
-        conditions.push(format!("({order}) > (${}::text, ${}::text, ${last}::text)", last - 2, last - 1));
+        conditions.push(format!("({order}) > (${}, ${}, ${last})", last - 2, last - 1));
     }
     let condition = if conditions.is_empty() { "true".to_owned() } else { conditions.join(" AND ") };
     let limit = limit.map_or_else(|| "ALL".to_owned(), |limit| limit.to_string());
     let select =
         format!("SELECT {} FROM {NAME} t WHERE {condition} ORDER BY {order} LIMIT {limit}", named(&columns.list()));
-    stream(transaction, &select, parameters.into_iter(), "reading rules").await
+    stream(transaction, &select, parameters, "reading rules").await
 }
 
 /// The same list with the names of the columns.
@@ -342,14 +342,14 @@ fn named(list: &str) -> String {
         .join(", ")
 }
 
-async fn stream<'a>(
+async fn stream(
     transaction: &Transaction<'_>,
-    select: &str,
-    parameters: impl ExactSizeIterator<Item = &'a (dyn ToSql + Sync)>,
+    sql: &str,
+    parameters: Parameters<'_>,
     doing: &'static str,
 ) -> Result<Vec<Row>, EditError> {
     let failed = statement(doing);
-    let records = transaction.query_raw(select, parameters.map(|p| p as &dyn ToSql)).await.map_err(failed)?;
+    let records = transaction.query_typed_raw(sql, parameters).await.map_err(failed)?;
     pin_mut!(records);
     let mut rows = Vec::new();
     while let Some(record) = records.next().await {
@@ -380,7 +380,7 @@ async fn delete(transaction: &Transaction<'_>, columns: &Columns, changes: &[Cha
         return Ok(());
     }
     let sql = format!("DELETE FROM {NAME} t USING {} WHERE {}", arrays.table(), columns.same());
-    let count = transaction.execute_raw(&sql, arrays.parameters().map(|p| p as &dyn ToSql)).await;
+    let count = transaction.execute_typed(&sql, &arrays.parameters()).await;
     match count.map_err(statement("deleting rules"))? {
         count if count >= ids.len() as u64 => Ok(()),
         count => Err(EditError::Statement {

@@ -99,5 +99,6 @@ fn entry<'a>(names: &StringRecord, record: &'a StringRecord) -> Entry<'a> {
         enabled: enabled.as_deref(),
         comment: text("comment"),
     };
-    Entry { tenant_id: text("tenant_id"), route_id: text("route_id"), terms: terms.judge() }
+    let (tenant_id, route_id) = (text("tenant_id"), text("route_id"));
+    Entry { tenant_id, route_id, mode: terms.mode().ok(), terms: terms.judge() }
 }
