@@ -21,6 +21,7 @@ use self::rules::RulesApi;
 use crate::config::{Secret, Settings};
 use crate::explain::Explainer;
 use crate::limiter::Limiter;
+use crate::messengers::Channel;
 use crate::rules::keys::Keys;
 use crate::rules::{Loader, Rules};
 
@@ -33,6 +34,7 @@ pub struct Admin {
     token: Option<Secret>,
     rules: Arc<Rules>,
     keys: Arc<Keys>,
+    channels: Vec<Arc<Channel>>,
     limiter: Arc<Limiter>,
     explainer: Explainer,
     rules_api: RulesApi,
@@ -61,12 +63,20 @@ impl Admin {
             token: settings.admin.token.clone(),
             rules: Arc::clone(loader.rules()),
             keys: Arc::clone(loader.keys()),
+            channels: Vec::new(),
             limiter,
             explainer,
             rules_api,
             listening,
             draining,
         }
+    }
+
+    /// Shows how the messengers of rule changes stand.
+    #[must_use]
+    pub fn with_channels(mut self, channels: &[Arc<Channel>]) -> Self {
+        self.channels = channels.to_vec();
+        self
     }
 
     async fn answer(&self, request: &RequestHeader, session: &mut ServerSession) -> Response<Vec<u8>> {

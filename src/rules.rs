@@ -13,6 +13,7 @@
 //! | `hold_back` | no change that would drop most rules |
 //! | [`judge`] | who else has a say before rules come into force |
 //! | [`change`] | what messengers say has changed, until the loader takes it |
+//! | `messages` | what a message about changed rules says |
 //! | `current` | [`Rules`]: the set in force and its [`Status`], shared by all |
 //! | [`loader`] | when to read which source, and how much of it |
 
@@ -25,8 +26,9 @@ pub mod judge;
 pub mod keys;
 pub mod loader;
 mod merge;
+pub(crate) mod messages;
 mod page;
-mod postgres;
+pub(crate) mod postgres;
 mod raw;
 mod report;
 mod set;

@@ -28,6 +28,7 @@ mod quickstart;
 mod rule_tests;
 mod rules_api;
 mod rules_database;
+mod rules_events;
 mod rules_file;
 mod startup;
 mod stop;
