@@ -11,9 +11,11 @@
 //! | `hold_back` | no change that would drop most rules |
 //! | [`judge`] | who else has a say before rules come into force |
 //! | [`change`] | what messengers say has changed, until the loader takes it |
+//! | `background` | long work, not at the expense of requests |
 //! | `current` | [`Rules`]: the set in force and its [`Status`], shared by all |
 //! | [`loader`] | when to read which source, and how much of it |
 
+mod background;
 pub mod change;
 mod current;
 mod file;
