@@ -14,9 +14,11 @@
 //! | [`judge`] | who else has a say before rules come into force |
 //! | [`change`] | what messengers say has changed, until the loader takes it |
 //! | `messages` | what a message about changed rules says |
+//! | `background` | long work, not at the expense of requests |
 //! | `current` | [`Rules`]: the set in force and its [`Status`], shared by all |
 //! | [`loader`] | when to read which source, and how much of it |
 
+mod background;
 pub mod change;
 mod current;
 pub mod edit;
