@@ -7,9 +7,9 @@
 //!
 //! | module | its one purpose |
 //! |---|---|
-//! | [`cli`] | the command line: `run`, `check`, `explain` |
+//! | [`cli`] | the command line: `run`, `check`, `explain`, `rules` |
 //! | [`server`] | assembles listeners, services, signals and shutdown |
-//! | [`admin`] | health, readiness, metrics, status and explain over HTTP |
+//! | [`admin`] | health, readiness, metrics, status, explain and rules over HTTP |
 //! | [`expectations`] | rule tests: what requests should find, held against rules before they come into force |
 //! | [`explain`] | which route, tenant and limits a request would find, and why |
 //! | [`gateway`] | the phases of a proxied request: route, identity, limit, upstream, reply |

@@ -122,6 +122,7 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
         Gateway::new(&settings, Arc::clone(loader.rules()), Arc::clone(loader.keys()), Arc::clone(&limiter))?;
     let messengers = Messengers::new(&settings.rules, settings.store.redis.as_ref(), loader.changes())?;
     let explainer = Explainer::new(&settings, loader.rules(), loader.keys()).map_err(GatewayError::from)?;
+    let explainer = explainer.with_limiter(Arc::clone(&limiter));
     if !start.upgrade {
         probe(&settings)?;
     }

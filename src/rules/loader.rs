@@ -176,13 +176,6 @@ impl Loader {
     }
 }
 
-/// Reading a great file takes long: not on the thread that serves others.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
-) -> Result<T, LoadError> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| LoadError::System(std::io::Error::other(error)))?
-}
-
 /// How long a start waits for the database: not long where there is something else to start from.
 fn patience(snapshot: Option<&Snapshot>) -> Option<Duration> {
     snapshot?.age().map(|_| START_PATIENCE)

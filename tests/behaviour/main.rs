@@ -26,6 +26,7 @@ mod overload;
 mod paths;
 mod quickstart;
 mod rule_tests;
+mod rules_api;
 mod rules_database;
 mod rules_events;
 mod rules_file;

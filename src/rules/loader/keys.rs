@@ -4,7 +4,8 @@ use std::path::Path;
 
 use tokio::time::timeout;
 
-use super::{KeySource, Loader, blocking, patience};
+use super::{KeySource, Loader, patience};
+use crate::rules::background::in_background;
 use crate::rules::keys::{KeyMerge, read_keys};
 use crate::rules::postgres::{Database, DatabaseError};
 use crate::rules::report::{LoadError, Rejected, SnapshotState, Source};
@@ -89,7 +90,7 @@ impl Loader {
 
 async fn file_keys(path: &Path, mut merge: KeyMerge) -> Result<KeyMerge, LoadError> {
     let path = path.to_owned();
-    blocking(move || {
+    in_background(move || {
         read_keys(&path, &mut merge)?;
         Ok(merge)
     })
