@@ -99,22 +99,25 @@ DECLARE
                 $1, rule->>''tenant_id'', rule->>''route_id'', rule->>''mode'', old, new',
         TG_TABLE_SCHEMA);
 BEGIN
-    IF TG_OP = 'TRUNCATE' THEN
-        EXECUTE insertion || format(' FROM (SELECT to_jsonb(r), to_jsonb(r), NULL::jsonb FROM %I.%I r) gone (rule, old, new)',
-                                 TG_TABLE_SCHEMA, TG_TABLE_NAME)
-            USING TG_OP;
-        RETURN NULL;
-    END IF;
-    IF TG_OP <> 'INSERT' THEN
+    CASE TG_OP
+    WHEN 'UPDATE' THEN
+        -- Row by row: nothing else says which row before is which row after.
         before := to_jsonb(OLD);
-    END IF;
-    IF TG_OP <> 'DELETE' THEN
         after := to_jsonb(NEW);
-    END IF;
-    IF before IS DISTINCT FROM after THEN
-        EXECUTE insertion || ' FROM (VALUES (coalesce($3, $2), $2, $3)) changed (rule, old, new)'
-            USING TG_OP, before, after;
-    END IF;
+        IF before <> after THEN
+            EXECUTE insertion || ' FROM (VALUES ($3, $2, $3)) changed (rule, old, new)' USING TG_OP, before, after;
+        END IF;
+    WHEN 'INSERT' THEN
+        EXECUTE insertion || ' FROM (SELECT to_jsonb(r), NULL::jsonb, to_jsonb(r) FROM inserted r) changed (rule, old, new)'
+            USING TG_OP;
+    WHEN 'DELETE' THEN
+        EXECUTE insertion || ' FROM (SELECT to_jsonb(r), to_jsonb(r), NULL::jsonb FROM deleted r) changed (rule, old, new)'
+            USING TG_OP;
+    WHEN 'TRUNCATE' THEN
+        EXECUTE insertion || format(
+            ' FROM (SELECT to_jsonb(r), to_jsonb(r), NULL::jsonb FROM %I.%I r) changed (rule, old, new)',
+            TG_TABLE_SCHEMA, TG_TABLE_NAME) USING TG_OP;
+    END CASE;
     RETURN NULL;
 END $$;
 
@@ -165,8 +168,14 @@ CREATE TRIGGER rate_limit_rule_stamp BEFORE UPDATE ON rate_limit_rule
     FOR EACH ROW EXECUTE FUNCTION rate_limit_rule_stamp();
 
 DROP TRIGGER IF EXISTS rate_limit_rule_record ON rate_limit_rule;
-CREATE TRIGGER rate_limit_rule_record AFTER INSERT OR UPDATE OR DELETE ON rate_limit_rule
+CREATE TRIGGER rate_limit_rule_record AFTER UPDATE ON rate_limit_rule
     FOR EACH ROW EXECUTE FUNCTION rate_limit_rule_record();
+DROP TRIGGER IF EXISTS rate_limit_rule_record_insert ON rate_limit_rule;
+CREATE TRIGGER rate_limit_rule_record_insert AFTER INSERT ON rate_limit_rule
+    REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_rule_record();
+DROP TRIGGER IF EXISTS rate_limit_rule_record_delete ON rate_limit_rule;
+CREATE TRIGGER rate_limit_rule_record_delete AFTER DELETE ON rate_limit_rule
+    REFERENCING OLD TABLE AS deleted FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_rule_record();
 DROP TRIGGER IF EXISTS rate_limit_rule_record_truncate ON rate_limit_rule;
 CREATE TRIGGER rate_limit_rule_record_truncate BEFORE TRUNCATE ON rate_limit_rule
     FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_rule_record();
