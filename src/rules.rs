@@ -6,6 +6,7 @@
 //! | `file`, `postgres` | the sources: stream entries, each judged alone |
 //! | `merge` | entries and the set in force → the next set |
 //! | `set` | the immutable, indexed [`RuleSet`] |
+//! | `rejected` | what was left out of a source, and why |
 //! | `snapshot` | the last good rules on disk |
 //! | [`keys`] | registered API keys |
 //! | `hold_back` | no change that would drop most rules |
@@ -26,6 +27,7 @@ pub mod loader;
 mod merge;
 mod postgres;
 mod raw;
+mod rejected;
 mod report;
 mod set;
 mod snapshot;
@@ -36,7 +38,8 @@ pub(crate) use file::read_array;
 pub use loader::{Checked, Loader};
 pub use postgres::DatabaseError;
 pub(crate) use raw::without_position;
-pub use report::{LoadError, Reads, Rejected, Source, Status};
+pub use rejected::Rejected;
+pub use report::{LoadError, Reads, Source, Status};
 pub use set::{Resolved, RuleSet};
 
 pub use crate::rule::{ANY, FailurePolicy, Mode, Rule, parse_refill};
