@@ -2,6 +2,7 @@
 
 mod check;
 mod explain;
+mod rules;
 mod run;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +15,8 @@ use crate::rules::Loader;
 
 /// Invalid input or configuration.
 const INVALID: u8 = 1;
+/// The configuration where none is named.
+const DEFAULT_CONFIG: &str = "conf/sekisho.toml";
 
 /// An API gateway that enforces one rate limit per tenant and route over a whole fleet.
 #[derive(Debug, Parser)]
@@ -31,12 +34,14 @@ enum Command {
     Check(check::Check),
     /// Print which route, tenant and limits apply to a request, and why; spends nothing.
     Explain(explain::Explain),
+    /// Manage the rules in PostgreSQL.
+    Rules(rules::Rules),
 }
 
 #[derive(Debug, Args)]
 struct ConfigFile {
     /// The configuration file.
-    #[arg(short, long, default_value = "conf/sekisho.toml")]
+    #[arg(short, long, default_value = DEFAULT_CONFIG)]
     config: PathBuf,
 }
 
@@ -47,6 +52,7 @@ impl Cli {
             Command::Run(command) => command.run(),
             Command::Check(check) => check.run(),
             Command::Explain(request) => request.run(),
+            Command::Rules(rules) => rules.run(),
         }
     }
 }

@@ -7,13 +7,14 @@
 //!
 //! | module | its one purpose |
 //! |---|---|
-//! | [`cli`] | the command line: `run`, `check`, `explain` |
+//! | [`cli`] | the command line: `run`, `check`, `explain`, `rules` |
 //! | [`server`] | assembles listeners, services, signals and shutdown |
-//! | [`admin`] | health, readiness, metrics, status and explain over HTTP |
+//! | [`admin`] | health, readiness, metrics, status, explain and rules over HTTP |
 //! | [`expectations`] | rule tests: what requests should find, held against rules before they come into force |
 //! | [`explain`] | which route, tenant and limits a request would find, and why |
 //! | [`gateway`] | the phases of a proxied request: route, identity, limit, upstream, reply |
 //! | [`limiter`] | `decide`: spends a leased token, asks the store, or falls back when it does not answer |
+//! | [`messengers`] | who tells that rules have changed: PostgreSQL, Redis, Kafka |
 //! | [`store`] | where buckets live: Redis (shared) or this process (one gateway alone) |
 //! | [`metrics`] | the Prometheus series |
 //! | [`rules`] | which limit applies: immutable indexed snapshots, read from a file or PostgreSQL |
@@ -37,6 +38,7 @@ pub mod gateway;
 pub mod key;
 pub mod ledger;
 pub mod limiter;
+pub mod messengers;
 pub mod metrics;
 pub mod rule;
 pub mod rules;

@@ -7,11 +7,14 @@
 //! | `merge` | entries and the set in force → the next set |
 //! | `set` | the immutable, indexed [`RuleSet`] |
 //! | `rejected` | what was left out of a source, and why |
+//! | [`edit`] | changes to the table in PostgreSQL, for commands and the admin API |
+//! | `page` | the rules in force, page by page |
 //! | `snapshot` | the last good rules on disk |
 //! | [`keys`] | registered API keys |
 //! | `hold_back` | no change that would drop most rules |
 //! | [`judge`] | who else has a say before rules come into force |
 //! | [`change`] | what messengers say has changed, until the loader takes it |
+//! | `messages` | what a message about changed rules says |
 //! | `background` | long work, not at the expense of requests |
 //! | `current` | [`Rules`]: the set in force and its [`Status`], shared by all |
 //! | [`loader`] | when to read which source, and how much of it |
@@ -19,13 +22,16 @@
 mod background;
 pub mod change;
 mod current;
+pub mod edit;
 mod file;
 mod hold_back;
 pub mod judge;
 pub mod keys;
 pub mod loader;
 mod merge;
-mod postgres;
+pub(crate) mod messages;
+mod page;
+pub(crate) mod postgres;
 mod raw;
 mod rejected;
 mod report;
@@ -36,6 +42,7 @@ pub use current::Rules;
 pub use file::FileError;
 pub(crate) use file::read_array;
 pub use loader::{Checked, Loader};
+pub use page::{Filter, page};
 pub use postgres::DatabaseError;
 pub(crate) use raw::without_position;
 pub use rejected::Rejected;

@@ -30,6 +30,7 @@ use crate::expectations::{Expectations, ExpectationsError};
 use crate::explain::Explainer;
 use crate::gateway::{Gateway, GatewayError};
 use crate::limiter::Limiter;
+use crate::messengers::Messengers;
 use crate::metrics;
 use crate::rules::LoadError;
 use crate::rules::Loader;
@@ -119,7 +120,9 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     let limiter = Arc::new(limiter);
     let (gateway, upkeep) =
         Gateway::new(&settings, Arc::clone(loader.rules()), Arc::clone(loader.keys()), Arc::clone(&limiter))?;
+    let messengers = Messengers::new(&settings.rules, settings.store.redis.as_ref(), loader.changes())?;
     let explainer = Explainer::new(&settings, loader.rules(), loader.keys()).map_err(GatewayError::from)?;
+    let explainer = explainer.with_limiter(Arc::clone(&limiter));
     if !start.upgrade {
         probe(&settings)?;
     }
@@ -135,7 +138,8 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     let (listening, draining) = (Arc::new(AtomicBool::new(false)), gateway.draining());
     let farewell = drain::Farewell::new(Arc::clone(&draining), settings.server.grace_period);
     let drain = drain::Drain::new(gateway.in_flight(), Arc::clone(&limiter), settings.server.grace_period);
-    let admin = Admin::new(&settings, &loader, Arc::clone(&limiter), explainer, Arc::clone(&listening), draining);
+    let admin = Admin::new(&settings, &loader, Arc::clone(&limiter), explainer, Arc::clone(&listening), draining)
+        .with_channels(messengers.channels());
     let mut admin = Service::new("admin".to_owned(), admin);
     admin.add_tcp(&settings.admin.listen.to_string());
     admin.threads = Some(1);
@@ -158,7 +162,7 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     server.add_service(proxy);
     server.add_service(admin);
     server.add_service(background_service("upstreams", upkeep));
-    server.add_service(background_service("rules", services::RulesService::new(loader)));
+    server.add_service(background_service("rules", services::RulesService::new(loader, messengers)));
     server.add_service(background_service("drain", drain));
     let listening = services::ListeningService::new(public_addresses(&settings).collect(), listening);
     server.add_service(background_service("listening", listening));

@@ -102,7 +102,7 @@ impl RawTerms<'_> {
             Some("false") => false,
             Some(other) => return Err(format!("enabled is {}, allowed are true, false", shown(other))),
         };
-        let comment = self.comment.as_deref().map(Box::from);
+        let comment = self.comment.as_deref().filter(|comment| !comment.is_empty()).map(Box::from);
         Ok(Terms { limit, cost, on_store_failure, shards: self.shards(limit, cost)?, mode, enabled, comment })
     }
 

@@ -29,6 +29,7 @@ mod router;
 mod script;
 mod sentinel;
 mod slots;
+mod subscribe;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -52,6 +53,7 @@ use node::NodeFactory;
 pub use node::{Link, NodeStatus};
 use router::{Router, Routes};
 use sentinel::SentinelWatch;
+pub(crate) use subscribe::{Subscription, Subscriptions};
 
 /// Calls that may wait for a node's driver.
 const QUEUE: usize = 16_384;

@@ -353,7 +353,9 @@ fn rules_need_a_source() {
     check(&[
         (
             "[rules]\nrefresh = \"1m\"\n",
-            &["t:10: rules.file: is missing, allowed are file, database_url or both, or no [rules] at all"],
+            &[
+                "t:10: rules.file: is missing, allowed are file, database_url, kafka or several of them, or no [rules] at all",
+            ],
         ),
         (
             "[rules]\nfile = \"f\"\nsnapshot = \"s\"\n",
