@@ -8,15 +8,18 @@
 //! | `set` | the immutable, indexed [`RuleSet`] |
 //! | [`edit`] | changes to the table in PostgreSQL, for commands and the admin API |
 //! | `page` | the rules in force, page by page |
+//! | `rejected` | what was left out of a source, and why |
 //! | `snapshot` | the last good rules on disk |
 //! | [`keys`] | registered API keys |
 //! | `hold_back` | no change that would drop most rules |
 //! | [`judge`] | who else has a say before rules come into force |
 //! | [`change`] | what messengers say has changed, until the loader takes it |
 //! | `messages` | what a message about changed rules says |
+//! | `background` | long work, not at the expense of requests |
 //! | `current` | [`Rules`]: the set in force and its [`Status`], shared by all |
 //! | [`loader`] | when to read which source, and how much of it |
 
+mod background;
 pub mod change;
 mod current;
 pub mod edit;
@@ -30,6 +33,7 @@ pub(crate) mod messages;
 mod page;
 pub(crate) mod postgres;
 mod raw;
+mod rejected;
 mod report;
 mod set;
 mod snapshot;
@@ -41,7 +45,8 @@ pub use loader::{Checked, Loader};
 pub use page::{Filter, page};
 pub use postgres::DatabaseError;
 pub(crate) use raw::without_position;
-pub use report::{LoadError, Reads, Rejected, Source, Status};
+pub use rejected::Rejected;
+pub use report::{LoadError, Reads, Source, Status};
 pub use set::{Resolved, RuleSet};
 
 pub use crate::rule::{ANY, FailurePolicy, Mode, Rule, parse_refill};
