@@ -136,23 +136,11 @@ impl Database {
         Ok(Self { client, driver })
     }
 
-<<<<<<< HEAD
     /// For statements of other modules.
     pub(super) fn client(&mut self) -> &mut Client {
         &mut self.client
     }
 
-    /// Adds every row of `rate_limit_rule` to `merge`.
-    pub(super) async fn read_rules(&mut self, merge: &mut Merge) -> Result<(), DatabaseError> {
-        self.read("rate_limit_rule", &RULE_COLUMNS, |row| {
-            merge.add(Place::Row, rule_of(row)?);
-            Ok(())
-        })
-        .await
-    }
-
-=======
->>>>>>> rules
     /// Adds every row of `api_key` to `merge`.
     pub(super) async fn read_keys(&mut self, merge: &mut KeyMerge) -> Result<(), DatabaseError> {
         self.read("api_key", &KEY_COLUMNS, |rows| {
