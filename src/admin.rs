@@ -3,6 +3,7 @@
 mod explain;
 mod reply;
 mod status;
+mod usage;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -20,6 +21,7 @@ use crate::explain::Explainer;
 use crate::limiter::Limiter;
 use crate::rules::keys::Keys;
 use crate::rules::{Loader, Rules};
+use crate::usage::Usage;
 
 /// The admin listener.
 #[derive(Debug)]
@@ -29,6 +31,7 @@ pub struct Admin {
     keys: Arc<Keys>,
     limiter: Arc<Limiter>,
     explainer: Explainer,
+    usage: Option<Arc<Usage>>,
     listening: Arc<AtomicBool>,
     draining: Arc<AtomicBool>,
 }
@@ -50,9 +53,16 @@ impl Admin {
             keys: Arc::clone(loader.keys()),
             limiter,
             explainer,
+            usage: None,
             listening,
             draining,
         }
+    }
+
+    /// With what is counted of requests.
+    #[must_use]
+    pub fn with_usage(self, usage: Option<Arc<Usage>>) -> Self {
+        Self { usage, ..self }
     }
 
     async fn answer(&self, request: &RequestHeader) -> Response<Vec<u8>> {
@@ -76,6 +86,8 @@ impl Admin {
             "/metrics" => self.metrics(),
             "/api/v1/status" => object(StatusCode::OK, &self.status()),
             "/api/v1/explain" => explain::answer(&self.explainer, query),
+            "/api/v1/top" => usage::top(self.usage.as_deref(), query),
+            path if path.starts_with(usage::TENANTS) => usage::tenant(self.usage.as_deref(), path, query).await,
             _ => text(StatusCode::NOT_FOUND, "nothing here\n"),
         }
     }

@@ -2,6 +2,7 @@
 
 mod check;
 mod explain;
+mod replay;
 mod run;
 
 use std::path::{Path, PathBuf};
@@ -31,6 +32,8 @@ enum Command {
     Check(ConfigFile),
     /// Print which route, tenant and limits apply to a request, and why; spends nothing.
     Explain(explain::Explain),
+    /// Say what other rules would have done to the requests of an access log.
+    Replay(replay::Replay),
 }
 
 #[derive(Debug, Args)]
@@ -47,6 +50,7 @@ impl Cli {
             Command::Run(command) => command.run(),
             Command::Check(file) => check::check(&file.config),
             Command::Explain(request) => request.run(),
+            Command::Replay(command) => command.run(),
         }
     }
 }

@@ -25,7 +25,7 @@ mod set;
 mod snapshot;
 
 pub use current::Rules;
-pub use file::FileError;
+pub use file::{FileError, read_rule_set};
 pub use loader::{Checked, Loader};
 pub use postgres::DatabaseError;
 pub use report::{LoadError, Rejected, Source, Status};
