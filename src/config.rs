@@ -236,6 +236,24 @@ pub struct Rules {
     pub refresh: Duration,
     /// Last good rules, used at start when the database is away.
     pub snapshot: Option<PathBuf>,
+    /// Expectations that rules have to meet before they come into force.
+    pub tests: Option<PathBuf>,
+    /// More than half of all rules may go at once.
+    pub allow_mass_delete: bool,
+}
+
+impl Default for Rules {
+    /// No source.
+    fn default() -> Self {
+        Self {
+            file: None,
+            database_url: None,
+            refresh: Duration::from_secs(30),
+            snapshot: None,
+            tests: None,
+            allow_mass_delete: false,
+        }
+    }
 }
 
 /// `[[route]]`

@@ -10,6 +10,7 @@ use prometheus::{
 };
 
 use crate::decision::{Outcome, Source};
+use crate::rules::Reads;
 use crate::store::breaker::State;
 
 /// Seconds, 10 µs … 100 ms, with bounds on the objectives of 2 ms and 5 ms.
@@ -124,10 +125,10 @@ pub fn store_call(result: StoreCall, seconds: f64) {
     }
 }
 
-/// Sets how often the rules were read, as (good, failed), in the order of [`Source::ALL`](crate::rules::Source).
-pub fn rules_reloads(reads: &[(u64, u64); 3]) {
-    for (source, (good, failed)) in crate::rules::Source::ALL.iter().zip(reads) {
-        for (result, count) in [("ok", good), ("error", failed)] {
+/// Sets how often the rules were read, in the order of [`Source::ALL`](crate::rules::Source).
+pub fn rules_reloads(reads: &[Reads]) {
+    for (source, reads) in crate::rules::Source::ALL.iter().zip(reads) {
+        for (result, count) in [("ok", reads.ok), ("error", reads.error), ("held", reads.held)] {
             let counter = RULES_RELOADS.with_label_values(&[source.name(), result]);
             counter.inc_by(count.saturating_sub(counter.get()));
         }

@@ -8,13 +8,17 @@
 //! | `set` | the immutable, indexed [`RuleSet`] |
 //! | `snapshot` | the last good rules on disk |
 //! | [`keys`] | registered API keys |
+//! | `hold_back` | no change that would drop most rules |
+//! | [`judge`] | who else has a say before rules come into force |
 //! | [`change`] | what messengers say has changed, until the loader takes it |
 //! | `current` | [`Rules`]: the set in force and its [`Status`], shared by all |
-//! | [`loader`] | when to read which source |
+//! | [`loader`] | when to read which source, and how much of it |
 
 pub mod change;
 mod current;
 mod file;
+mod hold_back;
+pub mod judge;
 pub mod keys;
 pub mod loader;
 mod merge;
@@ -28,7 +32,7 @@ pub use current::Rules;
 pub use file::{FileError, read_rule_set};
 pub use loader::{Checked, Loader};
 pub use postgres::DatabaseError;
-pub use report::{LoadError, Rejected, Source, Status};
+pub use report::{LoadError, Reads, Rejected, Source, Status};
 pub use set::{Resolved, RuleSet};
 
 pub use crate::rule::{ANY, FailurePolicy, Mode, Rule, parse_refill};

@@ -131,7 +131,7 @@ fn settings(
             prefetch: config::Prefetch { batch: 50, horizon: Duration::from_millis(100), enabled: true },
             breaker: config::Breaker::default(),
         },
-        rules: config::Rules { file: None, database_url: None, refresh: Duration::from_secs(30), snapshot: None },
+        rules: config::Rules::default(),
         routes,
         upstreams: upstreams.into_iter().collect(),
     }

@@ -28,7 +28,7 @@ impl Case {
         let folder = tempfile::tempdir().unwrap();
         let file = Some(folder.path().join("rules.json"));
         let refresh = Duration::from_secs(3600);
-        Self { folder, settings: config::Rules { file, database_url: None, refresh, snapshot: None } }
+        Self { folder, settings: config::Rules { file, refresh, ..Default::default() } }
     }
 
     /// With a database that is away, and a snapshot.

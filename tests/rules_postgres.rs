@@ -50,7 +50,7 @@ impl Database {
 
     fn settings(&self) -> config::Rules {
         let refresh = Duration::from_secs(3600);
-        config::Rules { file: None, database_url: Some(Secret(self.url.clone())), refresh, snapshot: None }
+        config::Rules { database_url: Some(Secret(self.url.clone())), refresh, ..Default::default() }
     }
 
     fn loader(&self) -> Loader {
@@ -70,7 +70,9 @@ fn loader(settings: &config::Rules, identity: &IdentityMode) -> Loader {
 }
 
 fn get(loader: &Loader, tenant: &str) -> Option<Rule> {
-    loader.rules().load().get(tenant, "*").map(|rule| (**rule).clone())
+    let rules = loader.rules().load();
+    let of = |mode| rules.get(tenant, "*", mode).map(|rule| (**rule).clone());
+    of(Mode::Enforce).or_else(|| of(Mode::Shadow))
 }
 
 fn capacity(loader: &Loader, tenant: &str) -> Option<u32> {
@@ -235,7 +237,7 @@ async fn what_the_server_says_is_told() {
 async fn error_with(url: &str, options: &str) -> Option<String> {
     let refresh = Duration::from_secs(3600);
     let database_url = Some(Secret(format!("{url}?{options}")));
-    let settings = config::Rules { file: None, database_url, refresh, snapshot: None };
+    let settings = config::Rules { database_url, refresh, ..Default::default() };
     let loader = loader(&settings, &IdentityMode::Direct);
     loader.start().await.unwrap();
     loader.rules().status().last_error
@@ -373,7 +375,7 @@ async fn a_hundred_thousand_tenants_load_in_less_than_five_seconds() {
     println!("loaded {} rules in {:?}", loader.rules().status().loaded, before.elapsed());
     assert_eq!(loader.rules().status().loaded, 400_000);
     assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
-    assert!(loader.rules().load().get("tenant-100000", "route-4").is_some());
+    assert!(loader.rules().load().get("tenant-100000", "route-4", Mode::Enforce).is_some());
 }
 
 /// A database URL that leads nowhere.
@@ -424,8 +426,7 @@ async fn an_old_snapshot_serves_and_its_age_is_told() {
     std::fs::write(&path, r#"[{"tenant_id": "a", "route_id": "*", "capacity": 5, "refill_per_second": 1}]"#).unwrap();
     let old = std::time::SystemTime::now() - Duration::from_secs(86_400);
     std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
-    let settings =
-        config::Rules { file: None, database_url: away(), refresh: Duration::from_secs(3600), snapshot: Some(path) };
+    let settings = config::Rules { database_url: away(), snapshot: Some(path), ..Default::default() };
     let loader = loader(&settings, &IdentityMode::Direct);
     loader.start().await.unwrap();
     assert_eq!(capacity(&loader, "a"), Some(5));

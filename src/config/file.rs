@@ -263,6 +263,8 @@ pub(super) struct Rules {
     pub(super) database_url: Text,
     pub(super) refresh: Text,
     pub(super) snapshot: Text,
+    pub(super) tests: Text,
+    pub(super) allow_mass_delete: Option<At<bool>>,
 }
 
 impl Rules {
@@ -275,6 +277,8 @@ impl Rules {
             database_url: s.string("database_url"),
             refresh: s.duration("refresh"),
             snapshot: s.string("snapshot"),
+            tests: s.string("tests"),
+            allow_mass_delete: s.boolean("allow_mass_delete"),
         }
     }
 }

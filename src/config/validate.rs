@@ -149,10 +149,8 @@ fn identity(raw: &file::Identity, has_database: bool, report: &Report) -> Identi
 }
 
 fn rules(raw: Option<&file::Rules>, report: &Report) -> Rules {
-    const REFRESH: Duration = Duration::from_secs(30);
-    let Some(raw) = raw else {
-        return Rules { file: None, database_url: None, refresh: REFRESH, snapshot: None };
-    };
+    let default = Rules::default();
+    let Some(raw) = raw else { return default };
     if !raw.has_source {
         report
             .note(&raw.place.child("file"), "is missing, allowed are file, database_url or both, or no [rules] at all");
@@ -164,7 +162,9 @@ fn rules(raw: Option<&file::Rules>, report: &Report) -> Rules {
     Rules {
         file: report.parse(&raw.file, file_path),
         database_url: report.parse(&raw.database_url, database_url),
-        refresh: refresh.unwrap_or(REFRESH),
+        refresh: refresh.unwrap_or(default.refresh),
         snapshot: report.parse(&raw.snapshot, file_path),
+        tests: report.parse(&raw.tests, file_path),
+        allow_mass_delete: raw.allow_mass_delete.as_ref().is_some_and(|at| at.value),
     }
 }

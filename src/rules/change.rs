@@ -2,11 +2,15 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::Mode;
+use super::{Mode, Source};
+
+/// What came first waits so long for others, so that many changes are read together.
+const GATHER: Duration = Duration::from_millis(3);
 
 /// So many pairs are kept by name; beyond that everything is read anew, which is cheaper by then.
 const MOST_PAIRS: usize = 10_000;
@@ -14,11 +18,19 @@ const MOST_PAIRS: usize = 10_000;
 /// So many rules that came in messages wait at once; who brings more waits too.
 const MOST_TOLD: usize = 10_000;
 
+/// Tenant and route.
+pub(super) type Pair = (Arc<str>, Arc<str>);
+
+/// Messages choose what is in it: hashed so that nobody can make it slow.
+pub(super) type Pairs = HashSet<Pair>;
+
 /// A rule as a message brought it, where no database says what is right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
     /// The JSON of a rule, as in `rules.json`.
     Put {
+        /// Who brought it.
+        source: Source,
         /// Where it was read, for a fault: `kafka rules[0]@17`.
         place: String,
         /// One JSON object.
@@ -26,6 +38,10 @@ pub enum Told {
     },
     /// The rules of this tenant and route are gone; of this mode only, if one is named.
     Delete {
+        /// Who brought it.
+        source: Source,
+        /// Where it was read.
+        place: String,
         /// Whose rule it was.
         tenant_id: Arc<str>,
         /// For which route.
@@ -35,13 +51,21 @@ pub enum Told {
     },
 }
 
+impl Told {
+    pub(super) fn source(&self) -> Source {
+        match self {
+            Self::Put { source, .. } | Self::Delete { source, .. } => *source,
+        }
+    }
+}
+
 /// What came since the last look.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Pending {
     /// Anything may have changed: read all.
     pub(super) all: bool,
     /// Of these (tenant, route) the database knows more.
-    pub(super) pairs: HashSet<(Arc<str>, Arc<str>)>,
+    pub(super) pairs: Pairs,
     /// In the order in which they came.
     pub(super) told: Vec<Told>,
 }
@@ -90,6 +114,9 @@ impl Changes {
     pub async fn tell(&self, told: Told) {
         loop {
             let room = self.taken.notified();
+            tokio::pin!(room);
+            // From here on it is told of room, also of what comes before it waits.
+            room.as_mut().enable();
             {
                 let mut pending = self.pending.lock();
                 if pending.told.len() < MOST_TOLD {
@@ -102,16 +129,16 @@ impl Changes {
         self.arrived.notify_one();
     }
 
-    /// Waits until something has changed, and takes all that has.
+    /// Waits until something has changed, and a moment longer for more, and takes all that has. Who gives up waiting has
+    /// taken nothing.
     pub(super) async fn take(&self) -> Pending {
-        loop {
-            let pending = std::mem::take(&mut *self.pending.lock());
-            if !pending.is_empty() {
-                self.taken.notify_one();
-                return pending;
-            }
+        while self.pending.lock().is_empty() {
             self.arrived.notified().await;
         }
+        tokio::time::sleep(GATHER).await;
+        let pending = std::mem::take(&mut *self.pending.lock());
+        self.taken.notify_waiters();
+        pending
     }
 }
 
@@ -139,7 +166,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_tells_too_much_waits_until_it_is_taken() {
         let changes = Arc::new(Changes::default());
-        let delete = || Told::Delete { tenant_id: "a".into(), route_id: "r".into(), mode: None };
+        let delete = || Told::Delete {
+            source: Source::Redis,
+            place: "redis".into(),
+            tenant_id: "a".into(),
+            route_id: "r".into(),
+            mode: None,
+        };
         for _ in 0..MOST_TOLD {
             changes.tell(delete()).await;
         }

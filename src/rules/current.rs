@@ -6,7 +6,7 @@ use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
 use super::merge::Merged;
-use super::report::{LoadError, Record, SnapshotState, Source, Status};
+use super::report::{Extent, LoadError, Record, Rejected, SnapshotState, Source, Status};
 use super::{Rule, RuleSet};
 
 /// The rules in force, replaced as a whole when a source changes.
@@ -51,15 +51,35 @@ impl Rules {
     }
 
     /// Puts what a source gave in force; says whether anything changed.
-    pub(super) fn replace(&self, source: Source, Merged { set, rejected }: Merged) -> bool {
+    pub(super) fn replace(&self, source: Source, extent: Extent, Merged { set, rejected }: Merged) -> bool {
         let changed = !set.same_as(&self.current.load());
         let loaded = set.len();
         if changed {
             let before = self.current.swap(Arc::new(set));
             *self.retired.lock() = Some(before);
         }
-        self.record.lock().good(source, loaded, rejected, changed);
+        self.record.lock().good(source, extent, loaded, rejected, changed);
         changed
+    }
+
+    /// What the last reads left out.
+    pub(super) fn rejected(&self) -> Rejected {
+        self.record.lock().rejected()
+    }
+
+    /// Counts reads that went well, or messages.
+    pub(super) fn count_good(&self, source: Source, count: u64) {
+        self.record.lock().count_good(source, count);
+    }
+
+    /// What a source says is in force, although it is never read as a whole.
+    pub(super) fn recovered(&self, source: Source) {
+        self.record.lock().recovered(source);
+    }
+
+    /// Counts messages that could not be understood.
+    pub(super) fn count_bad(&self, source: Source, count: u64) {
+        self.record.lock().count_bad(source, count);
     }
 
     /// The snapshot that was read is this old, or could not be written.

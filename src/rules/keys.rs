@@ -15,7 +15,7 @@ use super::ANY;
 use super::file::{FileError, read_array};
 use super::merge::Place;
 use super::raw::{check_id, unquote, without_position};
-use super::report::{LoadError, Record, Rejected, SnapshotState, Source, Status};
+use super::report::{Extent, LoadError, Record, Rejected, SnapshotState, Source, Status};
 use crate::rule::shown;
 
 // Its keys are SHA-256 already: nobody chooses where they fall.
@@ -71,7 +71,9 @@ impl Keys {
         if changed {
             self.current.store(Arc::new(building));
         }
-        self.record.lock().good(source, loaded, rejected, changed);
+        let mut record = self.record.lock();
+        record.count_good(source, 1);
+        record.good(source, Extent::Whole, loaded, rejected, changed);
         changed
     }
 

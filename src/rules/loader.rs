@@ -1,34 +1,44 @@
-//! When to read which source: at start, every `rules.refresh`, on SIGHUP, and sooner after a failure.
+//! Reads rules and keys from their sources.
+//!
+//! | module | its one purpose |
+//! |---|---|
+//! | [`run`](Loader::run) | when to read what |
+//! | `read` | a source of rules as a whole |
+//! | `changes` | of the rules what has changed |
+//! | `keys` | the API keys |
+//! | `routes` | rules for routes that are not there |
+//! | `check` | every source, nothing put in force |
 
+mod changes;
 mod check;
+mod keys;
+mod read;
+mod routes;
+mod run;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 pub use self::check::Checked;
-use super::file::read_rules;
-use super::keys::{KeyMerge, Keys, read_keys};
-use super::merge::{Merge, Merged};
-use super::postgres::{Database, DatabaseError};
-use super::report::{LoadError, Rejected, SnapshotState, Source};
-use super::snapshot::{Snapshot, write_keys, write_rules};
-use super::{ANY, Rule, RuleSet, Rules};
+use self::read::Stamp;
+use super::change::{Changes, Pairs};
+use super::hold_back::HoldBack;
+use super::judge::Judge;
+use super::keys::Keys;
+use super::postgres::{DatabaseError, Kept};
+use super::report::{LoadError, Source};
+use super::snapshot::Snapshot;
+use super::{Rule, Rules};
 use crate::config::{self, IdentityMode, Route, Secret};
-
-/// The pause after a first failure; doubled with each further one, up to `rules.refresh`.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// The longest that a start waits for the database where there is a snapshot to start from.
 const START_PATIENCE: Duration = Duration::from_secs(10);
-
-/// So many unknown routes are named in one line of the log.
-const MOST_ROUTES_NAMED: usize = 10;
 
 /// Where keys come from.
 #[derive(Clone, Debug)]
@@ -52,6 +62,17 @@ pub struct Loader {
     keys_snapshot: Option<Snapshot>,
     /// The unknown routes that the log was told of, so that it is not told again.
     told_routes: Mutex<BTreeSet<Arc<str>>>,
+    changes: Arc<Changes>,
+    /// The connection over which changed rules are read.
+    kept: tokio::sync::Mutex<Kept>,
+    /// What was read of the changed while everything is being read.
+    meanwhile: Mutex<Option<Pairs>>,
+    /// The file as it was when it was read.
+    file_read: Mutex<Option<Stamp>>,
+    /// Did messages change rules since the file was read?
+    told: AtomicBool,
+    hold_back: Option<Mutex<HoldBack>>,
+    judge: Option<Arc<dyn Judge>>,
 }
 
 impl Loader {
@@ -73,7 +94,19 @@ impl Loader {
             rules_snapshot: snapshot.map(Snapshot::new),
             keys_snapshot: keys_snapshot.map(|path| Snapshot::new(path.with_extension("keys.json"))),
             told_routes: Mutex::default(),
+            changes: Arc::default(),
+            kept: tokio::sync::Mutex::default(),
+            meanwhile: Mutex::default(),
+            file_read: Mutex::default(),
+            told: AtomicBool::new(false),
+            hold_back: (!settings.allow_mass_delete).then(|| Mutex::new(HoldBack::new(settings.refresh))),
+            judge: None,
         }
+    }
+
+    /// From now on no rules come into force that `judge` has anything against.
+    pub fn judge_by(&mut self, judge: Arc<dyn Judge>) {
+        self.judge = Some(judge);
     }
 
     /// The rules in force.
@@ -86,6 +119,11 @@ impl Loader {
         &self.keys
     }
 
+    /// Where messengers leave what changed, for [`run`](Self::run) to apply.
+    pub fn changes(&self) -> &Arc<Changes> {
+        &self.changes
+    }
+
     /// [`start`](Self::start) on a runtime of its own that ends before this returns: no thread stays behind that a
     /// fork would lose. Not for use inside a runtime.
     ///
@@ -96,48 +134,20 @@ impl Loader {
     }
 
     /// The first load. With a database: from there, else from the snapshot, else from the file, else (loudly) only the
-    /// default rule, all of which [`run`](Self::run) mends as soon as the database answers. Without: from the file.
+    /// default rule, all of which [`run`](Self::run) mends as soon as the database answers. Rules that are
+    /// [judged](Self::judge_by) to be wrong are as good as none. Without: from the file.
     ///
     /// # Errors
-    /// What a restart would not mend: a file, being the only source, that cannot be read as a whole; a database URL
-    /// that means nothing.
+    /// What a restart would not mend: a file, being the only source, that cannot be read as a whole or is judged to be
+    /// wrong; a database URL that means nothing.
     pub async fn start(&self) -> Result<(), LoadError> {
+        // Keys first: rules may be judged by them.
+        self.start_keys().await?;
         match (&self.settings.database_url, &self.settings.file) {
             (Some(url), file) => self.start_from_database(url, file.as_deref()).await?,
             (None, Some(file)) => self.rules_from_file(Source::File, file).await?,
             (None, None) => tracing::warn!("no source of rules is configured: the default rule applies to all"),
         }
-        self.start_keys().await
-    }
-
-    async fn start_keys(&self) -> Result<(), LoadError> {
-        let read = match patience(self.keys_snapshot.as_ref()) {
-            None => self.reload_keys().await,
-            Some(patience) => timeout(patience, self.reload_keys()).await.unwrap_or_else(|_| {
-                let error = DatabaseError::Slow(patience).into();
-                self.keys.failed(Source::Postgres, &error);
-                Err(error)
-            }),
-        };
-        match read {
-            Err(LoadError::Database(error)) if !error.is_final() => {}
-            result => return result,
-        }
-        if let Some(snapshot) = &self.keys_snapshot
-            && self.keys_from_snapshot(snapshot).await.is_ok()
-        {
-            tracing::warn!("starting with the API keys of {} until the database answers", snapshot.path().display());
-            return Ok(());
-        }
-        tracing::error!("no API keys are known until the rules database answers: requests get 401");
-        Ok(())
-    }
-
-    async fn keys_from_snapshot(&self, snapshot: &Snapshot) -> Result<(), LoadError> {
-        let merge = file_keys(snapshot.path(), self.keys.merge(Rejected::default())).await;
-        let merge = merge.inspect_err(|error| self.keys.failed(Source::Snapshot, error))?;
-        self.keys.replace(Source::Snapshot, merge);
-        self.keys.snapshot(SnapshotState::Read { age: snapshot.age().unwrap_or_default() });
         Ok(())
     }
 
@@ -151,7 +161,7 @@ impl Loader {
             }),
         };
         match read {
-            Err(LoadError::Database(error)) if !error.is_final() => {}
+            Err(error) if !error.is_final() => {}
             result => return result,
         }
         let fallbacks = [(Source::Snapshot, self.settings.snapshot.as_deref()), (Source::File, file)];
@@ -164,161 +174,6 @@ impl Loader {
         tracing::error!("NO RULES: the default rule applies to all until the rules database answers");
         Ok(())
     }
-
-    /// Reads rules and keys anew; on a failure what is in force stays. Says whether all went well. One at a time.
-    pub async fn reload(&self) -> bool {
-        let rules = match (&self.settings.database_url, &self.settings.file) {
-            (Some(url), _) => self.rules_from_database(url).await,
-            (None, Some(file)) => self.rules_from_file(Source::File, file).await,
-            (None, None) => Ok(()),
-        };
-        // Errors are already in the record, and logged.
-        self.reload_keys().await.is_ok() & rules.is_ok()
-    }
-
-    /// Reloads every `rules.refresh`, whenever `hangup` is notified, and sooner after a failure, until `shutdown`
-    /// changes.
-    pub async fn run(&self, hangup: &Notify, mut shutdown: watch::Receiver<bool>) {
-        let healthy = |record: super::Status| record.last_error.is_none();
-        let mut failures = u32::from(!(healthy(self.rules.status()) && healthy(self.keys.status())));
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(pause(failures, self.settings.refresh)) => {}
-                () = hangup.notified() => tracing::info!("reloading rules"),
-                _ = shutdown.changed() => return,
-            }
-            tokio::select! {
-                good = self.reload() => failures = if good { 0 } else { failures.saturating_add(1) },
-                _ = shutdown.changed() => return,
-            }
-        }
-    }
-
-    async fn rules_from_file(&self, source: Source, path: &Path) -> Result<(), LoadError> {
-        let outcome = file_rules(path, Merge::new(self.rules.in_force(), Rejected::default())).await;
-        let whole = outcome.as_ref().is_ok_and(|merged| merged.rejected.total == 0);
-        self.settle(source, outcome)?;
-        if let (Source::Snapshot, Some(snapshot)) = (source, &self.rules_snapshot) {
-            snapshot.set_current(whole);
-            self.rules.snapshot(SnapshotState::Read { age: snapshot.age().unwrap_or_default() });
-        }
-        Ok(())
-    }
-
-    async fn rules_from_database(&self, url: &Secret) -> Result<(), LoadError> {
-        let outcome = database_rules(url, Merge::new(self.rules.in_force(), Rejected::default())).await;
-        let changed = self.settle(Source::Postgres, outcome)?;
-        if let Some(snapshot) = &self.rules_snapshot {
-            if changed {
-                snapshot.set_current(false);
-            }
-            let set = self.rules.in_force();
-            let fault = snapshot.save(move |out| write_rules(out, &set)).await;
-            self.rules.snapshot(SnapshotState::Written { fault });
-        }
-        Ok(())
-    }
-
-    /// Puts an outcome on record and, if it is good, in force; says whether anything changed.
-    fn settle(&self, source: Source, outcome: Result<Merged, LoadError>) -> Result<bool, LoadError> {
-        let merged = outcome.inspect_err(|error| self.rules.failed(source, error))?;
-        let changed = self.rules.replace(source, merged);
-        if changed {
-            self.tell_unknown_routes();
-        }
-        Ok(changed)
-    }
-
-    async fn reload_keys(&self) -> Result<(), LoadError> {
-        let source = match self.key_source {
-            KeySource::None => return Ok(()),
-            KeySource::File(_) => Source::File,
-            KeySource::Database => Source::Postgres,
-        };
-        match self.read_keys(self.keys.merge(Rejected::default())).await {
-            Ok(Some((source, merge))) => {
-                let changed = self.keys.replace(source, merge);
-                if let Some(snapshot) = &self.keys_snapshot {
-                    if changed {
-                        snapshot.set_current(false);
-                    }
-                    let keys = self.keys.in_force();
-                    let fault = snapshot
-                        .save(move |out| write_keys(out, keys.iter().map(|(hash, tenant)| (hash, &**tenant))))
-                        .await;
-                    self.keys.snapshot(SnapshotState::Written { fault });
-                }
-                Ok(())
-            }
-            Ok(None) => Ok(()),
-            Err(error) => {
-                self.keys.failed(source, &error);
-                Err(error)
-            }
-        }
-    }
-
-    async fn read_keys(&self, merge: KeyMerge) -> Result<Option<(Source, KeyMerge)>, LoadError> {
-        match (&self.key_source, &self.settings.database_url) {
-            (KeySource::None, _) => Ok(None),
-            (KeySource::File(path), _) => Ok(Some((Source::File, file_keys(path, merge).await?))),
-            (KeySource::Database, Some(url)) => {
-                let mut merge = merge;
-                let mut database = Database::connect(&url.0).await?;
-                database.read_keys(&mut merge).await?;
-                database.close().await;
-                Ok(Some((Source::Postgres, merge)))
-            }
-            (KeySource::Database, None) => Err(LoadError::NoKeys),
-        }
-    }
-
-    /// Rules are shared by gateways with different routes: one for a route this gateway does not have is no fault, but
-    /// may be a misspelling.
-    fn unknown_routes(&self, set: &RuleSet) -> BTreeSet<Arc<str>> {
-        let mut unknown = BTreeSet::new();
-        for rule in set.iter().filter(|rule| &*rule.route_id != ANY && !self.routes.contains(&*rule.route_id)) {
-            if !unknown.contains(&rule.route_id) {
-                unknown.insert(Arc::clone(&rule.route_id));
-            }
-        }
-        unknown
-    }
-
-    fn tell_unknown_routes(&self) {
-        let unknown = self.unknown_routes(&self.rules.load());
-        let mut told = self.told_routes.lock();
-        if !unknown.is_empty() && unknown != *told {
-            let names: Vec<&str> = unknown.iter().take(MOST_ROUTES_NAMED).map(|route| &**route).collect();
-            tracing::warn!(count = unknown.len(), "rules name routes that this gateway does not have: {names:?}");
-        }
-        *told = unknown;
-    }
-}
-
-async fn file_rules(path: &Path, mut merge: Merge) -> Result<Merged, LoadError> {
-    let path = path.to_owned();
-    blocking(move || {
-        read_rules(&path, &mut merge)?;
-        Ok(merge.finish())
-    })
-    .await
-}
-
-async fn file_keys(path: &Path, mut merge: KeyMerge) -> Result<KeyMerge, LoadError> {
-    let path = path.to_owned();
-    blocking(move || {
-        read_keys(&path, &mut merge)?;
-        Ok(merge)
-    })
-    .await
-}
-
-async fn database_rules(url: &Secret, mut merge: Merge) -> Result<Merged, LoadError> {
-    let mut database = Database::connect(&url.0).await?;
-    database.read_rules(&mut merge).await?;
-    database.close().await;
-    Ok(merge.finish())
 }
 
 /// Reading a great file takes long: not on the thread that serves others.
@@ -335,14 +190,4 @@ fn patience(snapshot: Option<&Snapshot>) -> Option<Duration> {
 
 fn temporary_runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
-}
-
-/// Until the next reload. A little less than `refresh`, at random, so that the gateways of a fleet do not ask the
-/// database all at once.
-fn pause(failures: u32, refresh: Duration) -> Duration {
-    let longest = match failures {
-        0 => refresh,
-        some => FIRST_RETRY.saturating_mul(1 << (some - 1).min(16)).min(refresh),
-    };
-    longest.mul_f64(rand::random_range(0.9..=1.0))
 }

@@ -4,6 +4,8 @@
 //! verified unless `sslrootcert` is given), `verify-ca`, `verify-full`. Where a certificate is verified and no
 //! `sslrootcert` is given, the system's certificates are trusted. Client certificates and `sslmode=allow` are refused.
 
+mod kept;
+
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::error::Error as _;
@@ -17,6 +19,7 @@ use tokio::time::timeout;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Row};
 
+pub(super) use self::kept::Kept;
 use super::keys::KeyMerge;
 use super::merge::{Merge, Place};
 use super::raw::{Entry, RawTerms};
@@ -160,27 +163,8 @@ impl Database {
             let limit = format!("SET LOCAL statement_timeout = {}", READ_TIMEOUT.as_millis());
             transaction.batch_execute(&limit).await.map_err(failed)?;
 
-            let there = "SELECT attname::text FROM pg_attribute \
-                         WHERE attrelid = to_regclass($1::text) AND attnum > 0 AND NOT attisdropped";
-            let rows = transaction.query(there, &[&table]).await.map_err(failed)?;
-            let there: HashSet<&str> =
-                rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(failed)?;
-            if there.is_empty() {
-                return Err(DatabaseError::NoTable(table));
-            }
-            if let Some((column, _)) = columns.iter().find(|(column, needed)| *needed && !there.contains(column)) {
-                return Err(DatabaseError::NoColumn(table, column));
-            }
-            let list: Vec<Cow<'_, str>> = columns
-                .iter()
-                .map(
-                    |(column, _)| {
-                        if there.contains(column) { format!("{column}::text").into() } else { "NULL::text".into() }
-                    },
-                )
-                .collect();
-
-            let select = format!("SELECT {} FROM {table}", list.join(", "));
+            let there = transaction.query(COLUMNS, &[&table]).await.map_err(failed)?;
+            let select = format!("SELECT {} FROM {table}", select_list(table, columns, &there)?);
             let rows = transaction.query_raw(&select, std::iter::empty::<&dyn ToSql>()).await.map_err(failed)?;
             pin_mut!(rows);
             while let Some(row) = rows.next().await {
@@ -192,6 +176,26 @@ impl Database {
             Err(DatabaseError::Read { table, problem: format!("not done within {READ_TIMEOUT:?}") })
         })
     }
+}
+
+/// Which columns a table has.
+const COLUMNS: &str = "SELECT attname::text FROM pg_attribute \
+                       WHERE attrelid = to_regclass($1::text) AND attnum > 0 AND NOT attisdropped";
+
+/// What to select of `columns`, given the answer to [`COLUMNS`].
+fn select_list(table: &'static str, columns: &[(&'static str, bool)], there: &[Row]) -> Result<String, DatabaseError> {
+    let there: Result<HashSet<&str>, _> = there.iter().map(|row| row.try_get(0)).collect();
+    let there = there.map_err(|error| DatabaseError::Read { table, problem: whole(&error) })?;
+    if there.is_empty() {
+        return Err(DatabaseError::NoTable(table));
+    }
+    if let Some((column, _)) = columns.iter().find(|(column, needed)| *needed && !there.contains(column)) {
+        return Err(DatabaseError::NoColumn(table, column));
+    }
+    let text = |(column, _): &(&str, bool)| -> Cow<'_, str> {
+        if there.contains(column) { format!("{table}.{column}::text").into() } else { "NULL::text".into() }
+    };
+    Ok(columns.iter().map(text).collect::<Vec<_>>().join(", "))
 }
 
 fn rule_of(row: &Row) -> Result<Entry<'_>, tokio_postgres::Error> {
@@ -208,7 +212,7 @@ fn rule_of(row: &Row) -> Result<Entry<'_>, tokio_postgres::Error> {
         comment: text(9)?.map(Cow::Borrowed),
     };
     let (tenant_id, route_id) = (text(0)?.map(Cow::Borrowed), text(1)?.map(Cow::Borrowed));
-    Ok(Entry { tenant_id, route_id, terms: terms.judge() })
+    Ok(Entry { tenant_id, route_id, mode: terms.mode().ok(), terms: terms.judge() })
 }
 
 /// How much of TLS a URL asks for, beyond what tokio-postgres itself understands.

@@ -23,6 +23,8 @@ const SMALLEST_SHARD: u32 = 20;
 pub(super) struct Entry<'a> {
     pub(super) tenant_id: Option<Cow<'a, str>>,
     pub(super) route_id: Option<Cow<'a, str>>,
+    /// `None`: it cannot be told.
+    pub(super) mode: Option<Mode>,
     pub(super) terms: Result<Terms, String>,
 }
 
@@ -39,6 +41,10 @@ pub(super) struct Terms {
 }
 
 impl Terms {
+    pub(super) fn mode(&self) -> Mode {
+        self.mode
+    }
+
     /// Names whom they are for.
     pub(super) fn into_rule(self, tenant_id: Arc<str>, route_id: Arc<str>) -> Rule {
         let Self { limit, cost, on_store_failure, shards, mode, enabled, comment } = self;
@@ -90,13 +96,7 @@ impl RawTerms<'_> {
                 ));
             }
         };
-        let mode = match self.mode.as_deref() {
-            None | Some("enforce") => Mode::Enforce,
-            Some("shadow") => Mode::Shadow,
-            Some(other) => {
-                return Err(format!("mode is \"{}\", allowed are \"enforce\", \"shadow\"", shown(other)));
-            }
-        };
+        let mode = self.mode()?;
         let enabled = match self.enabled {
             None | Some("true") => true,
             Some("false") => false,
@@ -104,6 +104,15 @@ impl RawTerms<'_> {
         };
         let comment = self.comment.as_deref().map(Box::from);
         Ok(Terms { limit, cost, on_store_failure, shards: self.shards(limit, cost)?, mode, enabled, comment })
+    }
+
+    /// Known also of a rule that is wrong in something else.
+    pub(super) fn mode(&self) -> Result<Mode, String> {
+        match self.mode.as_deref() {
+            None | Some("enforce") => Ok(Mode::Enforce),
+            Some("shadow") => Ok(Mode::Shadow),
+            Some(other) => Err(format!("mode is \"{}\", allowed are \"enforce\", \"shadow\"", shown(other))),
+        }
     }
 
     /// Tokens per second, from whichever of the two fields is there.
@@ -176,11 +185,12 @@ struct JsonRule<'a> {
 }
 
 /// What can be told of an object that is no rule, so that the message can name it.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct JsonIds<'a> {
     #[serde(borrow)]
     tenant_id: Option<&'a RawValue>,
     route_id: Option<&'a RawValue>,
+    mode: Option<&'a RawValue>,
 }
 
 impl<'a> Entry<'a> {
@@ -188,16 +198,18 @@ impl<'a> Entry<'a> {
     pub(super) fn from_json(json: &'a str) -> Self {
         if !json.starts_with('{') {
             let problem = format!("{} is not a rule, allowed are JSON objects", shown(json));
-            return Self { tenant_id: None, route_id: None, terms: Err(problem) };
+            return Self { tenant_id: None, route_id: None, mode: None, terms: Err(problem) };
         }
         let rule: JsonRule<'a> = match serde_json::from_str(json) {
             Ok(rule) => rule,
             Err(error) => {
-                let ids = serde_json::from_str(json).unwrap_or(JsonIds { tenant_id: None, route_id: None });
+                let ids: JsonIds<'a> = serde_json::from_str(json).unwrap_or_default();
                 let known = |id: Option<&'a RawValue>| id.and_then(|id| unquote(id.get()));
+                let mode = RawTerms { mode: known(ids.mode), ..RawTerms::default() }.mode().ok();
                 return Self {
                     tenant_id: known(ids.tenant_id),
                     route_id: known(ids.route_id),
+                    mode: mode.filter(|_| ids.mode.is_none_or(|mode| unquote(mode.get()).is_some())),
                     terms: Err(without_position(&error)),
                 };
             }
@@ -223,11 +235,12 @@ impl<'a> Entry<'a> {
             enabled: rule.enabled.map(RawValue::get),
             comment: text("comment", rule.comment),
         };
+        let mode = terms.mode().ok().filter(|_| rule.mode.is_none() || terms.mode.is_some());
         let terms = match fault {
             Some(fault) => Err(fault),
             None => terms.judge(),
         };
-        Self { tenant_id, route_id, terms }
+        Self { tenant_id, route_id, mode, terms }
     }
 }
 

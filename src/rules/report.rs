@@ -10,6 +10,9 @@ use super::postgres::DatabaseError;
 /// So many faults are kept by name; the rest is only counted.
 const MOST_NAMED: usize = 100;
 
+/// Of so many faults it is known whose they are, so that they can be forgotten one by one.
+const MOST_KNOWN: usize = 1000;
+
 /// Where rules and keys are read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -19,11 +22,15 @@ pub enum Source {
     Postgres,
     /// `rules.snapshot`.
     Snapshot,
+    /// Messages of Kafka.
+    Kafka,
+    /// Messages of Redis.
+    Redis,
 }
 
 impl Source {
     /// Every source.
-    pub const ALL: [Self; 3] = [Self::File, Self::Postgres, Self::Snapshot];
+    pub const ALL: [Self; 5] = [Self::File, Self::Postgres, Self::Snapshot, Self::Kafka, Self::Redis];
 
     /// The `source` label of `sekisho_rules_reloads_total`.
     pub fn name(self) -> &'static str {
@@ -31,6 +38,8 @@ impl Source {
             Self::File => "file",
             Self::Postgres => "postgres",
             Self::Snapshot => "snapshot",
+            Self::Kafka => "kafka",
+            Self::Redis => "redis",
         }
     }
 }
@@ -47,9 +56,59 @@ pub enum LoadError {
     /// `identity.mode = "registered"`, and nothing that knows keys.
     #[error("identity.mode \"registered\" needs identity.keys_file or rules.database_url")]
     NoKeys,
+    /// Too many rules would go at once.
+    #[error(
+        "{dropped} of {of} rules would go, more than half: held back; to let them go, restart, or run with \
+         rules.allow_mass_delete = true"
+    )]
+    MassDelete {
+        /// So many would go.
+        dropped: usize,
+        /// Of so many.
+        of: usize,
+    },
+    /// What the rules are judged by refuses them.
+    #[error("{0}")]
+    Refused(String),
     /// The system refuses what reading needs.
     #[error("while preparing to read rules: {0}")]
     System(#[from] std::io::Error),
+}
+
+impl LoadError {
+    /// Is it no use to try again with the same configuration?
+    pub(super) fn is_final(&self) -> bool {
+        match self {
+            Self::Database(error) => error.is_final(),
+            Self::MassDelete { .. } | Self::Refused(_) => false,
+            Self::File(_) | Self::NoKeys | Self::System(_) => true,
+        }
+    }
+
+    /// Was the source read well, and what it gave not put in force?
+    fn is_held(&self) -> bool {
+        matches!(self, Self::MassDelete { .. } | Self::Refused(_))
+    }
+}
+
+/// How much of a source was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// All of it.
+    Whole,
+    /// What has changed.
+    Part,
+}
+
+/// How often a source was read, and what became of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reads {
+    /// Read well.
+    pub ok: u64,
+    /// Not to be read.
+    pub error: u64,
+    /// Read well, and not put in force: too many rules would go, or the rule tests fail.
+    pub held: u64,
 }
 
 /// Entries of a source that were left out, each named with its place and what is wrong.
@@ -59,12 +118,14 @@ pub struct Rejected {
     pub total: usize,
     /// The first of them, one line each.
     pub faults: Vec<String>,
+    /// The tenant and route they are about, for the first of them; as many as that are in `faults` too.
+    whose: Vec<Option<(Box<str>, Box<str>)>>,
     most: usize,
 }
 
 impl Default for Rejected {
     fn default() -> Self {
-        Self { total: 0, faults: Vec::new(), most: MOST_NAMED }
+        Self { total: 0, faults: Vec::new(), whose: Vec::new(), most: MOST_NAMED }
     }
 }
 
@@ -76,9 +137,44 @@ impl Rejected {
 
     /// Counts a fault, and words it if there is room.
     pub(super) fn push(&mut self, fault: impl FnOnce() -> String) {
+        self.push_about(None, fault);
+    }
+
+    /// Counts a fault in what is written for a tenant and route, and words it if there is room.
+    pub(super) fn push_about(&mut self, pair: Option<(&str, &str)>, fault: impl FnOnce() -> String) {
         self.total += 1;
-        if self.faults.len() < self.most {
+        let at = self.faults.len();
+        if at < self.most {
             self.faults.push(fault());
+        }
+        if at < MOST_KNOWN && at <= self.whose.len() {
+            let at = if at < self.most { at } else { self.whose.len() };
+            self.whose.insert(at, pair.map(|(tenant, route)| (tenant.into(), route.into())));
+            self.whose.truncate(MOST_KNOWN);
+        }
+    }
+
+    /// Knows of what is written for a tenant and route what `other` knows.
+    pub(super) fn take_over(&mut self, other: &Self, tenant: &str, route: &str) {
+        self.forget(tenant, route);
+        for (fault, whose) in other.faults.iter().zip(&other.whose) {
+            if whose.as_ref().is_some_and(|(t, r)| **t == *tenant && **r == *route) {
+                self.push_about(Some((tenant, route)), || fault.clone());
+            }
+        }
+    }
+
+    /// Forgets what was wrong with what is written for a tenant and route. Of faults beyond the first thousand it is not
+    /// known whose they are: they count until everything is read anew.
+    pub(super) fn forget(&mut self, tenant: &str, route: &str) {
+        for at in (0..self.whose.len()).rev() {
+            if self.whose[at].as_ref().is_some_and(|(t, r)| **t == *tenant && **r == *route) {
+                self.whose.remove(at);
+                self.total -= 1;
+                if at < self.faults.len() {
+                    self.faults.remove(at);
+                }
+            }
         }
     }
 }
@@ -98,8 +194,8 @@ pub struct Status {
     pub last_error: Option<String>,
     /// Why the snapshot could not be written; `None` if it could, or if there is none.
     pub snapshot_error: Option<String>,
-    /// Attempts since the start as (good, failed), in the order of [`Source::ALL`].
-    pub reloads: [(u64, u64); 3],
+    /// Attempts since the start, in the order of [`Source::ALL`].
+    pub reloads: [Reads; Source::ALL.len()],
 }
 
 /// What became of a snapshot.
@@ -116,13 +212,15 @@ pub(super) enum SnapshotState {
 pub(super) struct Record {
     what: &'static str,
     read_at: Option<Instant>,
+    /// Whose failure [`Status::last_error`] is.
+    failed: Option<Source>,
     status: Status,
 }
 
 impl Record {
     /// `what` is read, in the words of the log.
     pub(super) fn new(what: &'static str) -> Self {
-        Self { what, read_at: None, status: Status::default() }
+        Self { what, read_at: None, failed: None, status: Status::default() }
     }
 
     /// The status of this moment, `loaded` entries being in force.
@@ -130,8 +228,9 @@ impl Record {
         Status { loaded, age: self.read_at.map(|read_at| read_at.elapsed()), ..self.status.clone() }
     }
 
-    /// A source was read; `changed`: it differs from what was in force.
-    pub(super) fn good(&mut self, source: Source, loaded: usize, rejected: Rejected, changed: bool) {
+    /// A source was read; `changed`: it differs from what was in force. A part that is good says nothing about the rest:
+    /// neither of its age, nor of why the whole could not be read.
+    pub(super) fn good(&mut self, source: Source, extent: Extent, loaded: usize, rejected: Rejected, changed: bool) {
         let (what, from) = (self.what, source.name());
         for fault in rejected.faults.iter().filter(|fault| !self.status.rejected.faults.contains(fault)) {
             tracing::error!(source = from, "{fault}; left out, the last good version stays if there is one");
@@ -140,14 +239,36 @@ impl Record {
         if unnamed > 0 && rejected.total != self.status.rejected.total {
             tracing::error!(source = from, "{unnamed} more faulty {what} left out");
         }
-        if changed || self.status.last_error.is_some() || self.status.source != Some(source) {
-            tracing::info!(source = from, loaded, rejected = rejected.total, "{what} loaded");
+        let before = std::mem::replace(&mut self.status.rejected, rejected);
+        let rejected = self.status.rejected.total;
+        if extent == Extent::Part {
+            if changed || before.total != rejected {
+                tracing::info!(source = from, loaded, rejected, "{what} changed");
+            }
+            self.status.source = self.status.source.or(Some(source));
+            return;
         }
-        self.status.reloads[source as usize].0 += 1;
+        if changed || self.status.last_error.is_some() || self.status.source != Some(source) {
+            tracing::info!(source = from, loaded, rejected, "{what} loaded");
+        }
         self.status.source = Some(source);
-        self.status.rejected = rejected;
         self.status.last_error = None;
         self.read_at = Some(Instant::now());
+    }
+
+    /// Counts good reads of a source, or good messages.
+    pub(super) fn count_good(&mut self, source: Source, count: u64) {
+        self.status.reloads[source as usize].ok += count;
+    }
+
+    /// Counts messages of a source that could not be understood.
+    pub(super) fn count_bad(&mut self, source: Source, count: u64) {
+        self.status.reloads[source as usize].error += count;
+    }
+
+    /// Entries that the last reads left out.
+    pub(super) fn rejected(&self) -> Rejected {
+        self.status.rejected.clone()
     }
 
     /// What there is to say about the snapshot.
@@ -165,12 +286,22 @@ impl Record {
 
     /// A source failed as a whole.
     pub(super) fn failed(&mut self, source: Source, error: &LoadError) {
+        let held = error.is_held();
         let error = error.to_string();
         if self.status.last_error.as_ref() != Some(&error) {
             tracing::error!(source = source.name(), "{error}; the {} in force stay", self.what);
         }
-        self.status.reloads[source as usize].1 += 1;
+        let reads = &mut self.status.reloads[source as usize];
+        *(if held { &mut reads.held } else { &mut reads.error }) += 1;
         self.status.last_error = Some(error);
+        self.failed = Some(source);
+    }
+
+    /// What a source says is in force, although it is never read as a whole.
+    pub(super) fn recovered(&mut self, source: Source) {
+        if self.failed == Some(source) {
+            self.status.last_error = None;
+        }
     }
 }
 
@@ -214,22 +345,56 @@ mod tests {
     #[test]
     fn a_fault_is_logged_when_it_appears_and_not_at_every_refresh() {
         let mut record = Record::new("rules");
-        assert_eq!(logged(|| record.good(Source::File, 1, rejected(&["first"]), true)).len(), 2);
-        assert_eq!(logged(|| record.good(Source::File, 1, rejected(&["first"]), false)), [] as [String; 0]);
-        let lines = logged(|| record.good(Source::File, 1, rejected(&["first", "second"]), false));
+        assert_eq!(logged(|| record.good(Source::File, Extent::Whole, 1, rejected(&["first"]), true)).len(), 2);
+        assert_eq!(
+            logged(|| record.good(Source::File, Extent::Whole, 1, rejected(&["first"]), false)),
+            [] as [String; 0]
+        );
+        let lines = logged(|| record.good(Source::File, Extent::Whole, 1, rejected(&["first", "second"]), false));
         assert!(lines.len() == 1 && lines[0].contains("second"), "{lines:?}");
     }
 
     #[test]
     fn a_failing_source_is_logged_once_and_so_is_its_recovery() {
         let mut record = Record::new("rules");
-        record.good(Source::Postgres, 1, rejected(&[]), true);
+        record.good(Source::Postgres, Extent::Whole, 1, rejected(&[]), true);
         assert_eq!(logged(|| record.failed(Source::Postgres, &LoadError::NoKeys)).len(), 1);
         assert_eq!(logged(|| record.failed(Source::Postgres, &LoadError::NoKeys)).len(), 0);
         assert!(record.status(1).last_error.is_some());
-        assert_eq!(logged(|| record.good(Source::Postgres, 1, rejected(&[]), false)).len(), 1);
+        assert_eq!(logged(|| record.good(Source::Postgres, Extent::Whole, 1, rejected(&[]), false)).len(), 1);
         let status = record.status(1);
-        assert_eq!((status.last_error, status.reloads), (None, [(0, 0), (2, 2), (0, 0)]));
+        let reads = Reads { ok: 0, error: 2, held: 0 };
+        assert_eq!((status.last_error, status.reloads[Source::Postgres as usize]), (None, reads));
+    }
+
+    #[test]
+    fn what_was_wrong_with_one_rule_is_forgotten_alone() {
+        let mut rejected = Rejected::default();
+        let about = |rejected: &mut Rejected, n: usize| {
+            let tenant = n.to_string();
+            rejected.push_about(Some((&tenant, "r")), || format!("fault of {tenant}"));
+        };
+        (0..300).for_each(|n| about(&mut rejected, n));
+        rejected.forget("7", "other");
+        rejected.forget("7", "r");
+        rejected.forget("200", "r");
+        assert_eq!((rejected.total, rejected.faults.len()), (298, 99));
+        assert!(!rejected.faults.contains(&"fault of 7".to_owned()));
+        about(&mut rejected, 7);
+        assert_eq!(rejected.faults.last().unwrap(), "fault of 7");
+        for n in (0..300).filter(|n| *n != 200) {
+            rejected.forget(&n.to_string(), "r");
+        }
+        assert_eq!((rejected.total, rejected.faults.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_part_that_is_good_says_nothing_about_the_whole() {
+        let mut record = Record::new("rules");
+        record.failed(Source::Postgres, &LoadError::NoKeys);
+        record.good(Source::Postgres, Extent::Part, 1, rejected(&[]), true);
+        let status = record.status(1);
+        assert!(status.last_error.is_some() && status.age.is_none());
     }
 
     #[test]

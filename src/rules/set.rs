@@ -1,27 +1,22 @@
 //! The immutable, indexed set of rules.
 
-use std::hash::BuildHasher;
+mod building;
+mod pair;
+
 use std::sync::Arc;
 
-use foldhash::fast::FixedState;
-use hashbrown::HashTable;
-
+pub(super) use self::building::Building;
+use self::pair::{Pair, Segment, pair_hash, same_segment, segment_of, text_hash};
 use super::{ANY, Mode, Rule};
-
-/// Rules are spread over so many segments that a set which differs in one rule can share all segments but one with its
-/// predecessor: among 1,000,000 rules a segment holds about 1,000.
-const SEGMENTS: usize = 1024;
 
 /// The rules that apply to one tenant and route.
 #[derive(Clone, Copy, Debug)]
 pub struct Resolved<'a> {
     /// The rule that decides.
     pub enforce: &'a Arc<Rule>,
-    /// A more specific rule in shadow mode, counted beside it; of several the most specific.
+    /// The most specific rule in shadow mode, as specific as that one or more; counted beside it.
     pub shadow: Option<&'a Arc<Rule>>,
 }
-
-type Segment = HashTable<Arc<Rule>>;
 
 /// All rules of one moment, immutable and indexed.
 #[derive(Clone, Debug)]
@@ -32,7 +27,7 @@ pub struct RuleSet {
 }
 
 impl RuleSet {
-    /// A set of these rules, no two of them for the same tenant and route (the later would take the place of the
+    /// A set of these rules, no two of them for the same tenant, route and mode (the later would take the place of the
     /// earlier). `default_rule` applies where no other does.
     pub fn new(default_rule: Arc<Rule>, rules: impl IntoIterator<Item = Rule>) -> Self {
         let mut building = Building::default();
@@ -45,26 +40,40 @@ impl RuleSet {
     /// The rules that apply: (tenant, route) → (tenant, `*`) → (`*`, route) → (`*`, `*`) → the default rule; disabled
     /// ones are skipped. Allocates nothing.
     pub fn resolve(&self, tenant: &str, route: &str) -> Resolved<'_> {
+        let enabled = |rule: &&Arc<Rule>| rule.enabled;
         let mut shadow = None;
-        for rule in self.links(tenant, route).flatten().filter(|rule| rule.enabled) {
-            match rule.mode {
-                Mode::Enforce => return Resolved { enforce: rule, shadow },
-                Mode::Shadow => shadow = shadow.or(Some(rule)),
+        for pair in self.links(tenant, route).flatten() {
+            shadow = shadow.or_else(|| pair.shadow.as_ref().filter(enabled));
+            if let Some(enforce) = pair.enforce.as_ref().filter(enabled) {
+                return Resolved { enforce, shadow };
             }
         }
         Resolved { enforce: &self.default_rule, shadow }
     }
 
-    /// The rule at each link of the chain, most specific first, also those that are disabled or in shadow mode: what
-    /// [`resolve`](Self::resolve) chose from, for people.
-    pub fn chain(&self, tenant: &str, route: &str) -> [Option<&Arc<Rule>>; 4] {
+    /// The rules at each link of the chain, most specific first, of each the enforcing one and then the one in shadow
+    /// mode, also those that are disabled: what [`resolve`](Self::resolve) chose from, for people.
+    pub fn chain(&self, tenant: &str, route: &str) -> [Option<&Arc<Rule>>; 8] {
         let mut links = self.links(tenant, route);
-        std::array::from_fn(|_| links.next().flatten())
+        let mut pair = None;
+        std::array::from_fn(|index| {
+            if index % 2 == 0 {
+                pair = links.next().flatten();
+                pair?.enforce.as_ref()
+            } else {
+                pair?.shadow.as_ref()
+            }
+        })
     }
 
-    /// The rule written for exactly this tenant and route, each of which may be `*`.
-    pub fn get(&self, tenant: &str, route: &str) -> Option<&Arc<Rule>> {
-        self.find(text_hash(tenant), text_hash(route), tenant, route)
+    /// The rule of this mode written for exactly this tenant and route, each of which may be `*`.
+    pub fn get(&self, tenant: &str, route: &str, mode: Mode) -> Option<&Arc<Rule>> {
+        self.find(text_hash(tenant), text_hash(route), tenant, route)?.of(mode)
+    }
+
+    /// Is there any rule written for exactly this tenant and route?
+    pub(super) fn contains(&self, tenant: &str, route: &str) -> bool {
+        self.find(text_hash(tenant), text_hash(route), tenant, route).is_some()
     }
 
     /// The rule that applies where no other does.
@@ -74,7 +83,7 @@ impl RuleSet {
 
     /// Every rule but the default rule, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Rule>> {
-        self.segments.iter().flat_map(|segment| segment.iter())
+        self.segments.iter().flat_map(|segment| segment.iter().flat_map(Pair::rules))
     }
 
     /// How many rules there are, not counting the default rule.
@@ -87,15 +96,27 @@ impl RuleSet {
         self.len == 0
     }
 
-    /// Does every rule of `other` stand here unchanged, and no other rule?
+    /// Does every rule of `other` stand here unchanged, and no other rule? Segments that both share are not looked into.
     pub(super) fn same_as(&self, other: &Self) -> bool {
         self.len == other.len
-            && self
-                .iter()
-                .all(|rule| other.get(&rule.tenant_id, &rule.route_id).is_some_and(|theirs| Arc::ptr_eq(rule, theirs)))
+            && self.segments.iter().zip(&other.segments).all(|(ours, theirs)| same_segment(ours, theirs))
     }
 
-    fn links<'s, 'q>(&'s self, tenant: &'q str, route: &'q str) -> impl Iterator<Item = Option<&'s Arc<Rule>>> {
+    /// How many rules of `other` have no successor here: none for the same tenant, route and mode. Segments that both
+    /// share are not looked into.
+    pub(super) fn missing_of(&self, other: &Self) -> usize {
+        let pairs = self.segments.iter().zip(&other.segments).filter(|(ours, theirs)| !Arc::ptr_eq(ours, theirs));
+        let missing = |(ours, theirs): (&Arc<Segment>, &Arc<Segment>)| -> usize {
+            let lacks = |pair: &Pair| {
+                let here = ours.find(pair.hash(), |here| here.same_ids(pair));
+                pair.rules().filter(|rule| here.is_none_or(|here| here.of(rule.mode).is_none())).count()
+            };
+            theirs.iter().map(lacks).sum()
+        };
+        pairs.map(missing).sum()
+    }
+
+    fn links<'s, 'q>(&'s self, tenant: &'q str, route: &'q str) -> impl Iterator<Item = Option<&'s Pair>> {
         let (tenant_hash, route_hash, any_hash) = (text_hash(tenant), text_hash(route), text_hash(ANY));
         [
             (tenant_hash, route_hash, tenant, route),
@@ -107,80 +128,10 @@ impl RuleSet {
         .map(|(tenant_hash, route_hash, tenant, route)| self.find(tenant_hash, route_hash, tenant, route))
     }
 
-    fn find(&self, tenant_hash: u64, route_hash: u64, tenant: &str, route: &str) -> Option<&Arc<Rule>> {
+    fn find(&self, tenant_hash: u64, route_hash: u64, tenant: &str, route: &str) -> Option<&Pair> {
         let hash = pair_hash(tenant_hash, route_hash);
-        self.segments[segment_of(hash)].find(hash, |rule| *rule.route_id == *route && *rule.tenant_id == *tenant)
+        self.segments[segment_of(hash)].find(hash, |pair| pair.is_for(tenant, route))
     }
-}
-
-/// A set in the making.
-#[derive(Debug)]
-pub(super) struct Building {
-    segments: Vec<Segment>,
-    len: usize,
-}
-
-impl Default for Building {
-    fn default() -> Self {
-        Self { segments: vec![Segment::new(); SEGMENTS], len: 0 }
-    }
-}
-
-impl Building {
-    pub(super) fn contains(&self, tenant: &str, route: &str) -> bool {
-        let hash = pair_hash(text_hash(tenant), text_hash(route));
-        self.segments[segment_of(hash)].find(hash, |rule| is_for(rule, tenant, route)).is_some()
-    }
-
-    /// Puts a rule in, in place of the one for the same tenant and route.
-    pub(super) fn put(&mut self, rule: Arc<Rule>) {
-        let hash = rule_hash(&rule);
-        let segment = &mut self.segments[segment_of(hash)];
-        match segment.find_mut(hash, |other| is_for(other, &rule.tenant_id, &rule.route_id)) {
-            Some(place) => *place = rule,
-            None => {
-                segment.insert_unique(hash, rule, rule_hash);
-                self.len += 1;
-            }
-        }
-    }
-
-    /// Takes the rule for this tenant and route out.
-    pub(super) fn remove(&mut self, tenant: &str, route: &str) {
-        let hash = pair_hash(text_hash(tenant), text_hash(route));
-        if let Ok(entry) = self.segments[segment_of(hash)].find_entry(hash, |rule| is_for(rule, tenant, route)) {
-            entry.remove();
-            self.len -= 1;
-        }
-    }
-
-    pub(super) fn finish(self, default_rule: Arc<Rule>) -> RuleSet {
-        RuleSet { default_rule, segments: self.segments.into_iter().map(Arc::new).collect(), len: self.len }
-    }
-}
-
-fn is_for(rule: &Arc<Rule>, tenant: &str, route: &str) -> bool {
-    *rule.route_id == *route && *rule.tenant_id == *tenant
-}
-
-// Only operators add to the table, so that a fixed seed gives a client no handle: a look-up cannot make it grow.
-const HASHER: FixedState = FixedState::with_seed(0);
-
-fn text_hash(text: &str) -> u64 {
-    HASHER.hash_one(text)
-}
-
-fn pair_hash(tenant_hash: u64, route_hash: u64) -> u64 {
-    HASHER.hash_one((tenant_hash, route_hash))
-}
-
-fn rule_hash(rule: &Arc<Rule>) -> u64 {
-    pair_hash(text_hash(&rule.tenant_id), text_hash(&rule.route_id))
-}
-
-/// The table within the segment uses the lowest and the highest bits.
-fn segment_of(hash: u64) -> usize {
-    (hash >> 32) as usize % SEGMENTS
 }
 
 #[cfg(test)]
@@ -216,8 +167,8 @@ mod tests {
     fn disabled_rules_are_skipped_but_shown_in_the_chain() {
         let set = set([Rule { enabled: false, ..rule("a", "r") }, rule("*", "r")]);
         assert_eq!(named(set.resolve("a", "r").enforce), "*/r");
-        let chain = set.chain("a", "r").map(|link| link.map(|rule| named(rule)));
-        assert_eq!(chain, [Some("a/r".into()), None, Some("*/r".into()), None]);
+        let chain = set.chain("a", "r").map(|link| link.map(|rule| named(rule)).unwrap_or_default());
+        assert_eq!(chain, ["a/r", "", "", "", "*/r", "", "", ""]);
     }
 
     #[test]
@@ -232,6 +183,43 @@ mod tests {
         let resolved = set.resolve("b", "other");
         assert_eq!(named(resolved.enforce), "default/default");
         assert_eq!(resolved.shadow.map(|rule| named(rule)), Some("*/*".into()));
+    }
+
+    #[test]
+    fn a_shadow_rule_stands_beside_the_enforcing_one_of_the_same_ids() {
+        let shadow = |tenant, route| Rule { mode: Mode::Shadow, ..rule(tenant, route) };
+        let off = |rule| Rule { enabled: false, ..rule };
+        let set = set([rule("a", "r"), shadow("a", "r"), rule("b", "r"), off(shadow("b", "r")), shadow("*", "r")]);
+        assert_eq!(set.len(), 5);
+        let resolved = |tenant| {
+            let resolved = set.resolve(tenant, "r");
+            (named(resolved.enforce), resolved.shadow.map(|rule| named(rule)).unwrap_or_default())
+        };
+        assert_eq!(resolved("a"), ("a/r".into(), "a/r".into()));
+        assert_eq!(resolved("b"), ("b/r".into(), String::new()), "less specific shadow rules do not count");
+        assert_eq!(resolved("c"), ("default/default".into(), "*/r".into()));
+        let both = set.chain("a", "r").map(|link| link.map(|rule| rule.mode));
+        assert_eq!(both[..3], [Some(Mode::Enforce), Some(Mode::Shadow), None]);
+    }
+
+    #[test]
+    fn a_set_made_from_another_shares_all_but_what_changed() {
+        let before = set((0..5000).map(|number| rule(&number.to_string(), "r")));
+        let mut building = Building::of(&before);
+        building.put(Arc::new(rule("17", "r")));
+        building.put(Arc::new(Rule { mode: Mode::Shadow, ..rule("18", "r") }));
+        building.remove("18", "r", Mode::Enforce);
+        building.remove("18", "other", Mode::Enforce);
+        building.remove("19", "r", Mode::Shadow);
+        let after = building.finish_after(&before);
+        let shared = before.segments.iter().zip(&after.segments).filter(|(one, two)| Arc::ptr_eq(one, two)).count();
+        assert!(shared >= 1022, "{shared}");
+        assert_eq!((after.len(), after.missing_of(&before), before.missing_of(&after)), (5000, 1, 1));
+        assert!(!after.same_as(&before));
+        let mut building = Building::of(&after);
+        building.remove("18", "r", Mode::Shadow);
+        let less = building.finish_after(&after);
+        assert_eq!((less.len(), less.contains("18", "r"), less.missing_of(&before)), (4999, false, 1));
     }
 
     fn small_rule() -> impl Strategy<Value = Rule> {
@@ -251,17 +239,18 @@ mod tests {
             route in "[abcd]",
         ) {
             let set = set(rules.clone());
-            let candidates: Vec<&Rule> = [(&*tenant, &*route), (&*tenant, "*"), ("*", &*route), ("*", "*")]
-                .iter()
-                .filter_map(|(t, r)| rules.iter().rfind(|rule| *rule.tenant_id == **t && *rule.route_id == **r))
-                .filter(|rule| rule.enabled)
-                .collect();
-            let decides = candidates.iter().position(|rule| rule.mode == Mode::Enforce);
-            let shadow = candidates[..decides.unwrap_or(candidates.len())].first().map(|rule| (*rule).clone());
+            let at = |mode: Mode| {
+                [(&*tenant, &*route), (&*tenant, "*"), ("*", &*route), ("*", "*")].map(|(t, r)| {
+                    let is_it = |rule: &&Rule| *rule.tenant_id == *t && *rule.route_id == *r && rule.mode == mode;
+                    rules.iter().rfind(is_it).filter(|rule| rule.enabled)
+                })
+            };
+            let decides = at(Mode::Enforce).iter().position(Option::is_some);
+            let shadow = at(Mode::Shadow)[..=decides.unwrap_or(3)].iter().flatten().next().map(|rule| (*rule).clone());
 
             let resolved = set.resolve(&tenant, &route);
-            let expected = decides.map_or_else(|| rule("default", "default"), |at| candidates[at].clone());
-            prop_assert_eq!(&**resolved.enforce, &expected);
+            let expected = decides.and_then(|link| at(Mode::Enforce)[link].cloned());
+            prop_assert_eq!(&**resolved.enforce, &expected.unwrap_or_else(|| rule("default", "default")));
             prop_assert_eq!(resolved.shadow.map(|rule| (**rule).clone()), shadow);
         }
     }

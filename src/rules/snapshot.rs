@@ -187,7 +187,7 @@ mod tests {
         let after = read(&copy);
         assert_eq!(after.len(), 2);
         for rule in before.iter() {
-            assert_eq!(after.get(&rule.tenant_id, &rule.route_id), Some(rule));
+            assert_eq!(after.get(&rule.tenant_id, &rule.route_id, rule.mode), Some(rule));
         }
         assert_eq!(std::fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "no temporary file is left");

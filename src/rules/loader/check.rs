@@ -1,6 +1,7 @@
 //! `sekisho check`: every source is read and judged, and nothing put in force.
 
-use super::{Loader, database_rules, file_rules, temporary_runtime};
+use super::read::{database_rules, file_rules};
+use super::{Loader, temporary_runtime};
 use crate::rules::merge::{Merge, Merged};
 use crate::rules::postgres::DatabaseError;
 use crate::rules::report::{LoadError, Rejected};
