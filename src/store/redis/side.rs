@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Weak;
 use std::time::Duration;
 
-use redis::{Pipeline, Value};
+use redis::{Pipeline, PushKind, Value};
 use tokio::time::timeout;
 
 use super::dial::{Dialer, Line};
@@ -50,6 +50,9 @@ impl SideLine {
     /// # Errors
     /// When there is no connection, or it breaks, or no reply comes in time.
     pub async fn send(&mut self, node: &Address, pipeline: &Pipeline) -> Result<Vec<Value>, SideError> {
+        if self.lines.get_mut(node).is_some_and(is_broken) {
+            self.lines.remove(node);
+        }
         if !self.lines.contains_key(node) {
             self.forget_others();
             let line = self.dialer.dial(node).await.map_err(|error| SideError::Unsent(error.to_string()))?;
@@ -72,4 +75,9 @@ impl SideLine {
             self.lines.retain(|node, _| router.routes().at(node).is_some());
         }
     }
+}
+
+/// Whether a connection broke since it was last used: what is sent on it would be lost.
+fn is_broken(line: &mut Line) -> bool {
+    std::iter::from_fn(|| line.pushes.try_recv().ok()).any(|push| push.kind == PushKind::Disconnection)
 }
