@@ -5,6 +5,7 @@ pub mod echo;
 pub mod head;
 pub mod identity;
 pub mod path;
+mod recording;
 pub mod reply;
 pub mod request;
 pub mod route;
@@ -17,7 +18,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use compact_str::CompactString;
 use http::header;
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::modules::http::HttpModules;
@@ -27,11 +27,12 @@ use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 use tokio::time::Instant;
 
 use self::identity::Identity;
+pub use self::recording::Recording;
 use self::reply::Problem;
 use self::route::{RouteError, RouteRef, Router};
 use self::stamp::Verdict;
 use self::upstream::{Choice, InFlight, Pool, Upkeep, Upstream, UpstreamError, Upstreams};
-use crate::access_log::{AccessLog, Charged, Entry};
+use crate::access_log::Charged;
 use crate::config::{ClientTimeouts, Settings};
 use crate::decision::Outcome;
 use crate::limiter::{Check, Limiter};
@@ -39,8 +40,7 @@ use crate::metrics::{self, RouteMetrics};
 use crate::rule::{FailurePolicy, Rule};
 use crate::rules::Rules;
 use crate::rules::keys::Keys;
-use crate::usage::{Counted, Usage};
-use crate::wall;
+use crate::usage::Counted;
 
 /// The longest wait for what is left of a request after its answer.
 const CLIENT_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -91,15 +91,6 @@ pub struct Gateway {
     in_flight: Arc<AtomicUsize>,
     draining: Arc<AtomicBool>,
     recording: Recording,
-}
-
-/// What is told of each request.
-#[derive(Clone, Debug, Default)]
-pub struct Recording {
-    /// Told of each decision.
-    pub usage: Option<Arc<Usage>>,
-    /// Told of each answer.
-    pub access_log: Option<Arc<AccessLog>>,
 }
 
 impl Gateway {
@@ -188,11 +179,7 @@ impl Gateway {
             shadow,
             shards: rule.shards,
         };
-        let count = |rule: &Rule, counted| {
-            if let Some(usage) = &self.recording.usage {
-                usage.count(tenant.id(), route.index, rule, counted);
-            }
-        };
+        let count = |rule: &Rule, counted| self.recording.decided(tenant.id(), route.index, rule, counted);
         let enforced = check(&enforce, false);
         let mut shadow_denied = false;
         let decision = match &shadow {
@@ -216,25 +203,11 @@ impl Gateway {
         self.metrics(Some(route.index)).decided(decision.outcome, decision.source);
         count(&enforce, decision.outcome.into());
         if self.recording.access_log.is_some() {
-            let tenant = CompactString::from(tenant.id());
+            let tenant = tenant.id().into();
             ctx.charged = Some(Charged { tenant, cost: enforced.cost, shadow_denied, seconds });
         }
         ctx.verdict = Some(Verdict { decision, rule: enforce });
         Ok(())
-    }
-
-    /// Hands the line about an answered request over.
-    fn log(&self, head: &RequestHeader, ctx: &mut Ctx, status: u16, seconds: f64) {
-        let Some(log) = self.recording.access_log.as_ref().filter(|log| log.wants()) else { return };
-        let decided = |verdict: &Verdict| Some((ctx.charged.take()?, verdict.rule.scope(), verdict.decision));
-        log.log(Entry {
-            at_ms: wall::now_ms().saturating_sub((seconds * 1000.0) as u64),
-            method: head.method.clone(),
-            route: ctx.route,
-            decided: ctx.verdict.as_ref().and_then(decided),
-            status,
-            seconds,
-        });
     }
 
     fn metrics(&self, route: Option<usize>) -> &RouteMetrics {
@@ -454,7 +427,7 @@ impl ProxyHttp for Gateway {
         let seconds = ctx.started.elapsed().as_secs_f64();
         self.metrics(ctx.route).answered(status, seconds);
         let head = session.req_header();
-        self.log(head, ctx, status, seconds);
+        self.recording.answered(head, ctx, status, seconds);
         tracing::debug!(
             method = head.method.as_str(),
             path = head.uri.path(),

@@ -98,6 +98,7 @@ impl Usage {
         key_prefix: &str,
         store: Option<&RedisStore>,
     ) -> Self {
+        let store = store.filter(|_| settings.shared);
         Self {
             handover: Handover::new(threads),
             routes: routes.iter().map(|route| route.id.as_str().into()).collect(),

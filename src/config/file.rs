@@ -286,12 +286,13 @@ impl Rules {
 /// `[usage]`
 pub(super) struct Usage {
     pub(super) enabled: Option<At<bool>>,
+    pub(super) shared: Option<At<bool>>,
     pub(super) max_series: Option<At<i64>>,
 }
 
 impl Usage {
     fn read(s: &mut Section<'_>) -> Self {
-        Self { enabled: s.boolean("enabled"), max_series: s.integer("max_series") }
+        Self { enabled: s.boolean("enabled"), shared: s.boolean("shared"), max_series: s.integer("max_series") }
     }
 }
 

@@ -8,13 +8,15 @@ use std::path::PathBuf;
 pub struct Usage {
     /// `false`: nothing is counted by tenant.
     pub enabled: bool,
+    /// The fleet adds up its counts in the shared store, if there is one.
+    pub shared: bool,
     /// The most counters (tenant, route, rule and outcome) that this process keeps for one minute, and for one hour.
     pub max_series: usize,
 }
 
 impl Default for Usage {
     fn default() -> Self {
-        Self { enabled: true, max_series: 10_000 }
+        Self { enabled: true, shared: true, max_series: 10_000 }
     }
 }
 

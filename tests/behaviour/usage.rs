@@ -162,11 +162,14 @@ async fn without_redis_the_counts_are_those_of_this_gateway_and_it_says_so() {
     })
     .await;
 
-    let alone = Setup::new(upstream.address).limit(5, HARDLY).start().await;
-    alone.spend("/orders", "shop-a", 7).await;
-    let answer = tenant(&alone, "shop-a").await;
-    assert_eq!((&answer["scope"], &answer["complete"]), (&json!("gateway"), &json!(true)));
-    assert_eq!(answer["last_24_hours"], json!([sum("orders", "*/*", 5, 2)]));
+    let alone = Setup::new(upstream.address).limit(5, HARDLY);
+    for setup in [alone.clone(), alone.redis(&redis.url()).set("usage", "shared", "false")] {
+        let gateway = setup.start().await;
+        gateway.spend("/orders", "shop-a", 7).await;
+        let answer = tenant(&gateway, "shop-a").await;
+        assert_eq!((&answer["scope"], &answer["complete"]), (&json!("gateway"), &json!(true)));
+        assert_eq!(answer["last_24_hours"], json!([sum("orders", "*/*", 5, 2)]));
+    }
 }
 
 #[tokio::test]

@@ -103,7 +103,8 @@ fn tenants_in_the_access_log_are_hashed_where_keys_are_secrets() {
     assert!(!hashes(""));
     assert!(hashes("[identity]\nmode = \"registered\"\nkeys_file = \"k.json\""));
     let settings = good(SHORTEST);
-    assert!(settings.access_log.is_none() && settings.usage.enabled && settings.usage.max_series == 10_000);
+    let usage = settings.usage;
+    assert!(settings.access_log.is_none() && usage.enabled && usage.shared && usage.max_series == 10_000);
 }
 
 #[test]
@@ -129,6 +130,7 @@ database_url = "postgres://u:${PASSWORD}@h/d"
 snapshot = "s.json"
 [usage]
 enabled = false
+shared = false
 max_series = 500
 [access_log]
 path = "-"
@@ -165,7 +167,8 @@ tls = { sni = "a" }
     assert_eq!((rule.limit, rule.cost.map(u32::from)), (Limit::new(5, 1.0).unwrap(), Some(2)));
     assert_eq!(rule.on_store_failure, Some(FailurePolicy::Closed));
     assert_eq!(settings.rules.database_url, Some(Secret("postgres://u:s3cret@h/d".to_owned())));
-    assert_eq!((settings.usage.enabled, settings.usage.max_series), (false, 500));
+    let usage = settings.usage;
+    assert_eq!((usage.enabled, usage.shared, usage.max_series), (false, false, 500));
     let log = settings.access_log.as_ref().unwrap();
     assert_eq!((&log.target, log.sample, log.hash_tenants), (&LogTarget::Stdout, 0.5, false));
     let route = &settings.routes[1];

@@ -9,6 +9,7 @@ pub(super) fn usage(raw: &file::Usage, report: &Report) -> Usage {
     let default = Usage::default();
     Usage {
         enabled: raw.enabled.as_ref().map_or(default.enabled, |enabled| enabled.value),
+        shared: raw.shared.as_ref().map_or(default.shared, |shared| shared.value),
         max_series: report.integer(&raw.max_series, 100..=1_000_000).unwrap_or(default.max_series),
     }
 }
