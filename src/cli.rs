@@ -3,6 +3,7 @@
 mod check;
 mod explain;
 mod replay;
+mod rules;
 mod run;
 
 use std::path::{Path, PathBuf};
@@ -15,6 +16,8 @@ use crate::rules::Loader;
 
 /// Invalid input or configuration.
 const INVALID: u8 = 1;
+/// The configuration where none is named.
+const DEFAULT_CONFIG: &str = "conf/sekisho.toml";
 
 /// An API gateway that enforces one rate limit per tenant and route over a whole fleet.
 #[derive(Debug, Parser)]
@@ -29,17 +32,19 @@ enum Command {
     /// Serve.
     Run(run::Run),
     /// Validate the configuration and every rule it can reach.
-    Check(ConfigFile),
+    Check(check::Check),
     /// Print which route, tenant and limits apply to a request, and why; spends nothing.
     Explain(explain::Explain),
     /// Say what other rules would have done to the requests of an access log.
     Replay(replay::Replay),
+    /// Manage the rules in PostgreSQL.
+    Rules(rules::Rules),
 }
 
 #[derive(Debug, Args)]
 struct ConfigFile {
     /// The configuration file.
-    #[arg(short, long, default_value = "conf/sekisho.toml")]
+    #[arg(short, long, default_value = DEFAULT_CONFIG)]
     config: PathBuf,
 }
 
@@ -48,9 +53,10 @@ impl Cli {
     pub fn run(self) -> ExitCode {
         match self.command {
             Command::Run(command) => command.run(),
-            Command::Check(file) => check::check(&file.config),
+            Command::Check(check) => check.run(),
             Command::Explain(request) => request.run(),
             Command::Replay(command) => command.run(),
+            Command::Rules(rules) => rules.run(),
         }
     }
 }

@@ -5,6 +5,7 @@ mod environment;
 mod fault;
 mod file;
 mod load;
+mod messengers;
 mod reader;
 mod recording;
 mod store;
@@ -22,6 +23,7 @@ use ipnet::IpNet;
 
 pub use self::fault::Fault;
 pub use self::load::{load, load_str};
+pub use self::messengers::{Kafka, Listen, Messengers};
 pub use self::recording::{AccessLog, LogTarget, Usage};
 pub use self::store::{Address, Login, Redis, Store, StoreTls, Topology};
 use crate::rule::{ANY, FailurePolicy, Rule};
@@ -240,6 +242,8 @@ pub struct Rules {
     pub tests: Option<PathBuf>,
     /// More than half of all rules may go at once.
     pub allow_mass_delete: bool,
+    /// Who tells of changes.
+    pub messengers: Messengers,
 }
 
 impl Default for Rules {
@@ -252,6 +256,7 @@ impl Default for Rules {
             snapshot: None,
             tests: None,
             allow_mass_delete: false,
+            messengers: Messengers::default(),
         }
     }
 }

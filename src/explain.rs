@@ -1,5 +1,7 @@
 //! Which route, tenant and limits apply to a request, and why: what the request itself would find, spending nothing.
 
+mod chain;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -13,9 +15,10 @@ use crate::gateway::reply::Problem;
 use crate::gateway::request::without_port;
 use crate::gateway::route::{RouteError, RouteRef, Router};
 use crate::key::KeyRef;
+use crate::limiter::Limiter;
 use crate::rule::{FailurePolicy, Mode, Rule};
+use crate::rules::Rules;
 use crate::rules::keys::Keys;
-use crate::rules::{Resolved, Rules};
 
 /// Answers from the same parts as the gateway.
 #[derive(Debug)]
@@ -25,7 +28,10 @@ pub struct Explainer {
     header: http::HeaderName,
     key_prefix: String,
     on_store_failure: FailurePolicy,
+    /// Gateways that share the limits, until they are counted; `None`: buckets are in this process.
+    instances: Option<u32>,
     rules: Arc<Rules>,
+    limiter: Option<Arc<Limiter>>,
 }
 
 /// A request, as somebody describes it.
@@ -57,8 +63,15 @@ impl Explainer {
             header: settings.identity.header.clone(),
             key_prefix: settings.store.key_prefix.clone(),
             on_store_failure: settings.limiter.on_store_failure,
+            instances: settings.store.redis.is_some().then_some(settings.limiter.instances),
             rules: Arc::clone(rules),
+            limiter: None,
         })
+    }
+
+    /// Also says how the running gateway is.
+    pub fn with_limiter(self, limiter: Arc<Limiter>) -> Self {
+        Self { limiter: Some(limiter), ..self }
     }
 
     /// One JSON object. What stops the request early (`status`) is explained in place of its limits.
@@ -97,34 +110,67 @@ impl Explainer {
         answer["tenant"] = json!(tenant.id());
         let rules = self.rules.load();
         let resolved = rules.resolve(tenant.id(), &route.id);
-        let chain = rules.chain(tenant.id(), &route.id);
-        answer["chain"] = chain.into_iter().flatten().map(|rule| link(rule, &resolved)).collect();
+        answer["chain"] = chain::chain(&rules, tenant.id(), &route.id, &resolved);
         let limits = [Some(resolved.enforce), resolved.shadow];
-        let limit = |rule: &Arc<Rule>| {
-            let why = if Arc::ptr_eq(rule, rules.default_rule()) {
-                "no rule applies; limiter.default_rule"
-            } else {
-                why(rule)
-            };
-            self.limit(tenant.id(), route, rule, why)
-        };
+        let limit = |rule: &Arc<Rule>| self.limit(tenant.id(), route, rule, chain::why(rule, &rules));
         answer["limits"] = limits.into_iter().flatten().map(limit).collect();
+        answer["rules"] = self.origin();
+        if let Some(limiter) = &self.limiter {
+            answer["gateway"] = json!({
+                "store": limiter.store_state(),
+                "degraded": limiter.is_degraded(),
+                "gateways_live": limiter.gateways_live(),
+            });
+        }
         Ok(())
+    }
+
+    /// How many share a limit while the store is away; `None`: the store is this process.
+    fn gateways(&self) -> Option<u32> {
+        let instances = self.instances?;
+        Some(self.limiter.as_ref().map_or(instances, |limiter| limiter.gateways_live()).max(1))
+    }
+
+    /// Where the rules in force were read.
+    fn origin(&self) -> Value {
+        let status = self.rules.status();
+        json!({
+            "source": status.source.map(|source| source.name()),
+            "age_seconds": status.age.map(|age| age.as_secs()),
+            "last_error": status.last_error,
+        })
     }
 
     fn limit(&self, tenant: &str, route: &RouteRef, rule: &Rule, why: &str) -> Value {
         let shadow = rule.mode == Mode::Shadow;
         let bucket = |shard| KeyRef { tenant, route: &route.id, shadow, shard }.to_key().in_redis(&self.key_prefix);
+        let from = |own: bool, other: &'static str| if own { "the rule" } else { other };
+        let (capacity, refill) = (rule.limit.capacity(), rule.limit.refill_per_second());
+        let cost = rule.cost.map_or(route.cost, u32::from);
         let mut limit = json!({
             "rule": format!("{}/{}", rule.tenant_id, rule.route_id),
             "why": why,
             "mode": rule.mode,
-            "capacity": rule.limit.capacity(),
-            "refill_per_second": rule.limit.refill_per_second(),
-            "cost": rule.cost.map_or(route.cost, u32::from),
+            "capacity": capacity,
+            "refill_per_second": refill,
+            "cost": cost,
+            "cost_from": from(rule.cost.is_some(), "the route"),
+            "requests_at_once": capacity / cost.max(1),
+            "requests_per_second": refill / f64::from(cost.max(1)),
             "on_store_failure": rule.on_store_failure.unwrap_or(self.on_store_failure),
+            "on_store_failure_from": from(rule.on_store_failure.is_some(), "limiter.on_store_failure"),
             "comment": rule.comment,
         });
+        if let (Some(gateways), FailurePolicy::Local) =
+            (self.gateways(), rule.on_store_failure.unwrap_or(self.on_store_failure))
+        {
+            let share = |whole: f64| whole / f64::from(gateways);
+            limit["share_without_store"] = json!({
+                "gateways": gateways,
+                "capacity": share(f64::from(capacity)),
+                "refill_per_second": share(refill),
+            });
+        }
         match rule.shards {
             0 | 1 => limit["bucket"] = json!(bucket(None)),
             shards => limit["buckets"] = (0..shards).map(|shard| bucket(Some(shard))).collect(),
@@ -139,27 +185,4 @@ impl Query {
         let header = || self.headers.get(header::HOST)?.to_str().ok();
         without_port(self.host.as_deref().or_else(header)?)
     }
-}
-
-fn why(rule: &Rule) -> &'static str {
-    match (&*rule.tenant_id, &*rule.route_id) {
-        ("*", "*") => "no rule of this tenant or route applies; a rule for everybody",
-        ("*", _) => "no rule of this tenant applies; a rule for this route",
-        (_, "*") => "no rule for this tenant and route applies; a rule for this tenant",
-        _ => "a rule for this tenant and route",
-    }
-}
-
-/// A rule that was looked at, and what it does about this request.
-fn link(rule: &Arc<Rule>, resolved: &Resolved<'_>) -> Value {
-    let state = if !rule.enabled {
-        "disabled: skipped"
-    } else if Arc::ptr_eq(rule, resolved.enforce) {
-        "enforces"
-    } else if resolved.shadow.is_some_and(|shadow| Arc::ptr_eq(rule, shadow)) {
-        "shadow: counted, decides nothing"
-    } else {
-        "not reached: a rule before it applies"
-    };
-    json!({ "rule": format!("{}/{}", rule.tenant_id, rule.route_id), "state": state })
 }

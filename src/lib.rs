@@ -7,9 +7,10 @@
 //!
 //! | module | its one purpose |
 //! |---|---|
-//! | [`cli`] | the command line: `run`, `check`, `explain`, `replay` |
+//! | [`cli`] | the command line: `run`, `check`, `explain`, `rules`, `replay` |
 //! | [`server`] | assembles listeners, services, signals and shutdown |
-//! | [`admin`] | health, readiness, metrics, status and explain over HTTP |
+//! | [`admin`] | health, readiness, metrics, status, explain and rules over HTTP |
+//! | [`expectations`] | rule tests: what requests should find, held against rules before they come into force |
 //! | [`explain`] | which route, tenant and limits a request would find, and why |
 //! | [`replay`] | what other rules would have done to the requests of an access log |
 //! | [`gateway`] | the phases of a proxied request: route, identity, limit, upstream, reply |
@@ -17,6 +18,7 @@
 //! | [`access_log`] | a line of JSON for each request |
 //! | [`handover`] | from requests to a thread beside them: bounded, lossy |
 //! | [`limiter`] | `decide`: spends a leased token, asks the store, or falls back when it does not answer |
+//! | [`messengers`] | who tells that rules have changed: PostgreSQL, Redis, Kafka |
 //! | [`store`] | where buckets live: Redis (shared) or this process (one gateway alone) |
 //! | [`metrics`] | the Prometheus series |
 //! | [`rules`] | which limit applies: immutable indexed snapshots, read from a file or PostgreSQL |
@@ -35,12 +37,14 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod decision;
+pub mod expectations;
 pub mod explain;
 pub mod gateway;
 pub mod handover;
 pub mod key;
 pub mod ledger;
 pub mod limiter;
+pub mod messengers;
 pub mod metrics;
 pub mod replay;
 pub mod rule;

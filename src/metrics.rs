@@ -85,6 +85,12 @@ pub static ACCESS_LOG_DROPPED: Lazy<IntCounter> = Lazy::new(|| {
 });
 static RULES_RELOADS: Lazy<IntCounterVec> =
     Lazy::new(|| counters(opts!("sekisho_rules_reloads_total", "Reads of the rules"), &["source", "result"]));
+static RULES_CHANNEL_OPEN: Lazy<IntGaugeVec> = Lazy::new(|| {
+    let opts = opts!("sekisho_rules_channel_open", "1 while changes of rules are heard of by this channel");
+    registered(IntGaugeVec::new(opts, &["channel"]))
+});
+static RULES_EVENTS: Lazy<IntCounterVec> =
+    Lazy::new(|| counters(opts!("sekisho_rules_events_total", "Messages about changed rules"), &["channel", "result"]));
 static REQUESTS: Lazy<IntCounterVec> =
     Lazy::new(|| counters(opts!("sekisho_requests_total", "Requests answered"), &["route", "code"]));
 static REQUEST_SECONDS: Lazy<HistogramVec> = Lazy::new(|| {
@@ -132,6 +138,25 @@ pub fn rules_reloads(reads: &[Reads]) {
             let counter = RULES_RELOADS.with_label_values(&[source.name(), result]);
             counter.inc_by(count.saturating_sub(counter.get()));
         }
+    }
+}
+
+/// The handles of one channel by which changed rules are heard of.
+#[derive(Debug)]
+pub struct RulesChannel {
+    /// 1 while it is connected.
+    pub open: IntGauge,
+    /// Messages that were understood.
+    pub ok: IntCounter,
+    /// Messages that were not.
+    pub bad: IntCounter,
+}
+
+impl RulesChannel {
+    /// `name` is the label.
+    pub fn new(name: &str) -> Self {
+        let events = |result| RULES_EVENTS.with_label_values(&[name, result]);
+        Self { open: RULES_CHANNEL_OPEN.with_label_values(&[name]), ok: events("ok"), bad: events("bad") }
     }
 }
 
@@ -231,10 +256,11 @@ pub fn register() {
     ] {
         Lazy::force(gauge);
     }
-    for counters in [&DECISIONS, &STORE_CALLS, &RULES_RELOADS, &REQUESTS, &UPSTREAM_FAILURES] {
+    for counters in [&DECISIONS, &STORE_CALLS, &RULES_RELOADS, &RULES_EVENTS, &REQUESTS, &UPSTREAM_FAILURES] {
         Lazy::force(counters);
     }
     Lazy::force(&BREAKER_STATE);
+    Lazy::force(&RULES_CHANNEL_OPEN);
     for counter in [&CONNECTIONS_REFUSED, &USAGE_DROPPED, &ACCESS_LOG_DROPPED] {
         Lazy::force(counter);
     }

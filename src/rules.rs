@@ -6,32 +6,41 @@
 //! | `file`, `postgres` | the sources: stream entries, each judged alone |
 //! | `merge` | entries and the set in force → the next set |
 //! | `set` | the immutable, indexed [`RuleSet`] |
+//! | [`edit`] | changes to the table in PostgreSQL, for commands and the admin API |
+//! | `page` | the rules in force, page by page |
 //! | `snapshot` | the last good rules on disk |
 //! | [`keys`] | registered API keys |
 //! | `hold_back` | no change that would drop most rules |
 //! | [`judge`] | who else has a say before rules come into force |
 //! | [`change`] | what messengers say has changed, until the loader takes it |
+//! | `messages` | what a message about changed rules says |
 //! | `current` | [`Rules`]: the set in force and its [`Status`], shared by all |
 //! | [`loader`] | when to read which source, and how much of it |
 
 pub mod change;
 mod current;
+pub mod edit;
 mod file;
 mod hold_back;
 pub mod judge;
 pub mod keys;
 pub mod loader;
 mod merge;
-mod postgres;
+pub(crate) mod messages;
+mod page;
+pub(crate) mod postgres;
 mod raw;
 mod report;
 mod set;
 mod snapshot;
 
 pub use current::Rules;
+pub(crate) use file::read_array;
 pub use file::{FileError, read_rule_set};
 pub use loader::{Checked, Loader};
+pub use page::{Filter, page};
 pub use postgres::DatabaseError;
+pub(crate) use raw::without_position;
 pub use report::{LoadError, Reads, Rejected, Source, Status};
 pub use set::{Resolved, RuleSet};
 

@@ -27,9 +27,11 @@ use self::room::Room;
 use crate::admin::Admin;
 use crate::clock::Clock;
 use crate::config::Settings;
+use crate::expectations::{Expectations, ExpectationsError};
 use crate::explain::Explainer;
 use crate::gateway::{Gateway, GatewayError};
 use crate::limiter::Limiter;
+use crate::messengers::Messengers;
 use crate::metrics;
 use crate::rules::LoadError;
 use crate::rules::Loader;
@@ -58,6 +60,9 @@ pub enum StartError {
     /// See [`LoadError`].
     #[error(transparent)]
     Rules(#[from] LoadError),
+    /// See [`ExpectationsError`].
+    #[error(transparent)]
+    Expectations(#[from] ExpectationsError),
     /// See [`GatewayError`].
     #[error(transparent)]
     Gateway(#[from] GatewayError),
@@ -105,8 +110,11 @@ impl StartError {
 pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     metrics::register();
     let room = Room::raise();
-    let loader =
+    let mut loader =
         Loader::new(&settings.rules, &settings.limiter.default_rule, &settings.identity.mode, &settings.routes);
+    if let Some(path) = &settings.rules.tests {
+        loader.judge_by(Arc::new(Expectations::read(path, &settings, loader.keys())?));
+    }
     loader.initial_load()?;
 
     let (limiter, store) = Limiter::new(&settings.store, &settings.limiter, Clock::monotonic())?;
@@ -115,7 +123,9 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
         Gateway::new(&settings, Arc::clone(loader.rules()), Arc::clone(loader.keys()), Arc::clone(&limiter))?;
     let recording = recording::of(&settings, &limiter);
     let gateway = gateway.recorded_by(recording.clone());
+    let messengers = Messengers::new(&settings.rules, settings.store.redis.as_ref(), loader.changes())?;
     let explainer = Explainer::new(&settings, loader.rules(), loader.keys()).map_err(GatewayError::from)?;
+    let explainer = explainer.with_limiter(Arc::clone(&limiter));
     if !start.upgrade {
         probe(&settings)?;
     }
@@ -133,7 +143,8 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     let drain =
         drain::Drain::new(gateway.in_flight(), Arc::clone(&limiter), recording.clone(), settings.server.grace_period);
     let admin = Admin::new(&settings, &loader, Arc::clone(&limiter), explainer, Arc::clone(&listening), draining)
-        .with_usage(recording.usage.clone());
+        .with_usage(recording.usage.clone())
+        .with_channels(messengers.channels());
     let mut admin = Service::new("admin".to_owned(), admin);
     admin.add_tcp(&settings.admin.listen.to_string());
     admin.threads = Some(1);
@@ -156,7 +167,7 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     server.add_service(proxy);
     server.add_service(admin);
     server.add_service(background_service("upstreams", upkeep));
-    server.add_service(background_service("rules", services::RulesService::new(loader)));
+    server.add_service(background_service("rules", services::RulesService::new(loader, messengers)));
     server.add_service(background_service("drain", drain));
     let listening = services::ListeningService::new(public_addresses(&settings).collect(), listening);
     server.add_service(background_service("listening", listening));

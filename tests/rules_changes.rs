@@ -49,7 +49,11 @@ impl Running {
     /// With a refresh that does not come by itself.
     async fn start(settings: config::Rules) -> Self {
         let default_rule = Rule::new("*", "*", Limit::new(77, 1.0).unwrap());
-        let loader = Arc::new(Loader::new(&settings, &default_rule, &IdentityMode::Direct, &[]));
+        Self::run(Loader::new(&settings, &default_rule, &IdentityMode::Direct, &[])).await
+    }
+
+    async fn run(loader: Loader) -> Self {
+        let loader = Arc::new(loader);
         loader.start().await.unwrap();
         let (stop, stopped) = watch::channel(false);
         let hangup = Arc::new(Notify::new());

@@ -49,6 +49,8 @@ impl Admin {
     }
 
     pub(super) fn status(&self) -> Value {
+        let mut rules = sources(&self.rules.status());
+        rules["channels"] = self.channels.iter().map(|channel| (channel.name(), json!(channel.state()))).collect();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "ready": self.not_ready().is_none(),
@@ -57,7 +59,7 @@ impl Admin {
             "store": self.limiter.store_state(),
             "store_nodes": self.limiter.store_nodes(),
             "keys_tracked": self.limiter.keys().0,
-            "rules": sources(&self.rules.status()),
+            "rules": rules,
             "keys": sources(&self.keys.status()),
         })
     }

@@ -28,7 +28,7 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn run(&self) -> ExitCode {
-        if self.test { check(&self.file.config) } else { serve(self) }
+        if self.test { check(&self.file.config, None) } else { serve(self) }
     }
 }
 

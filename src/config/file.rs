@@ -254,7 +254,7 @@ impl Breaker {
 
 /// `[rules]`
 pub(super) struct Rules {
-    /// Does the file give `file` or `database_url`, be it of the right type or not?
+    /// Does the file give `file`, `database_url` or `kafka`, be it of the right type or not?
     pub(super) has_source: bool,
     /// Does it give `database_url`?
     pub(super) has_database: bool,
@@ -265,12 +265,16 @@ pub(super) struct Rules {
     pub(super) snapshot: Text,
     pub(super) tests: Text,
     pub(super) allow_mass_delete: Option<At<bool>>,
+    pub(super) listen: Option<At<bool>>,
+    pub(super) listen_url: Text,
+    pub(super) redis_channel: Text,
+    pub(super) kafka: Option<Kafka>,
 }
 
 impl Rules {
     fn read(s: &mut Section<'_>) -> Self {
         Self {
-            has_source: s.mention("file").or_else(|| s.mention("database_url")).is_some(),
+            has_source: ["file", "database_url", "kafka"].into_iter().any(|source| s.mention(source).is_some()),
             has_database: s.mention("database_url").is_some(),
             place: s.place.clone(),
             file: s.string("file"),
@@ -279,6 +283,31 @@ impl Rules {
             snapshot: s.string("snapshot"),
             tests: s.string("tests"),
             allow_mass_delete: s.boolean("allow_mass_delete"),
+            listen: s.boolean("listen"),
+            listen_url: s.string("listen_url"),
+            redis_channel: s.string("redis_channel"),
+            kafka: s.table("kafka", Kafka::read),
+        }
+    }
+}
+
+/// `[rules.kafka]`
+pub(super) struct Kafka {
+    pub(super) place: Place,
+    pub(super) brokers: Texts,
+    pub(super) topic: Text,
+    /// Each at the place of its name.
+    pub(super) options: Vec<(String, At<String>)>,
+}
+
+impl Kafka {
+    fn read(s: &mut Section<'_>) -> Self {
+        s.require("brokers");
+        Self {
+            place: s.place.clone(),
+            brokers: s.strings("brokers"),
+            topic: s.required_string("topic"),
+            options: s.texts("options"),
         }
     }
 }

@@ -181,6 +181,22 @@ impl<'a> Section<'a> {
         entries
     }
 
+    /// A table of strings under names of somebody else's choosing, variables replaced.
+    pub(super) fn texts(&mut self, key: &'static str) -> Vec<(String, At<String>)> {
+        let Some(At { value, place }) = self.value(key) else { return Vec::new() };
+        let Some(table) = value.as_table() else {
+            self.wrong_type::<()>(value, &place, "a table of strings");
+            return Vec::new();
+        };
+        let texts = table.iter().filter_map(|(name, text)| {
+            let line = self.source.line(name.span().start);
+            let name = name.get_ref().as_ref();
+            let at = Place { line, ..place.child(&quoted(name)) };
+            Some((name.to_owned(), self.expanded(text.get_ref(), at, "a string")?))
+        });
+        texts.collect()
+    }
+
     /// Notes a key that is not there but has to be.
     pub(super) fn require(&mut self, key: &'static str) {
         if self.value(key).is_none() {

@@ -2,6 +2,7 @@
 
 mod faults;
 mod good;
+mod messengers;
 mod routes;
 mod store;
 

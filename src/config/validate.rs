@@ -1,6 +1,7 @@
 //! Raw shape → settings. Notes every fault of meaning; where there is one, the settings that come out are not used.
 
 mod limiter;
+mod messengers;
 mod path;
 mod recording;
 mod route;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use http::HeaderName;
 
 pub(super) use self::limiter::standard_limit;
+use self::messengers::messengers;
 use self::value::{Between, database_url, duration, file_path, header, listener, network, token_file};
 use super::fault::{At, Place, Report};
 use super::file::{self, File};
@@ -27,7 +29,8 @@ const HOUR: u64 = 3600;
 /// Judges the whole file. The settings are good only if nothing was noted.
 pub(super) fn validate(file: &File, report: &Report) -> Settings {
     let server = server(&file.server, report);
-    let rules = rules(file.rules.as_ref(), report);
+    let has_redis = file.store.url_place.is_some() || file.store.nodes_place.is_some();
+    let rules = rules(file.rules.as_ref(), has_redis, report);
     let upstream_names: Vec<&str> = file.upstreams.iter().map(|(name, _)| name.value.as_str()).collect();
     if file.routes.is_empty() {
         report.note(&file.routes_place, "there is no route, allowed are one [[route]] or more");
@@ -148,20 +151,22 @@ fn identity(raw: &file::Identity, has_database: bool, report: &Report) -> Identi
     }
 }
 
-fn rules(raw: Option<&file::Rules>, report: &Report) -> Rules {
+fn rules(raw: Option<&file::Rules>, has_redis: bool, report: &Report) -> Rules {
     let default = Rules::default();
     let Some(raw) = raw else { return default };
     if !raw.has_source {
-        report
-            .note(&raw.place.child("file"), "is missing, allowed are file, database_url or both, or no [rules] at all");
+        let what = "is missing, allowed are file, database_url, kafka or several of them, or no [rules] at all";
+        report.note(&raw.place.child("file"), what);
     }
     if let (Some(snapshot), false) = (&raw.snapshot, raw.has_database) {
         report.note(&snapshot.place, "is of no use, allowed with rules.database_url");
     }
     let refresh = report.parse(&raw.refresh, |text| duration(text, Between::up_to_seconds(24 * HOUR)));
+    let database_url = report.parse(&raw.database_url, database_url);
     Rules {
         file: report.parse(&raw.file, file_path),
-        database_url: report.parse(&raw.database_url, database_url),
+        messengers: messengers(raw, database_url.as_ref(), has_redis, report),
+        database_url,
         refresh: refresh.unwrap_or(default.refresh),
         snapshot: report.parse(&raw.snapshot, file_path),
         tests: report.parse(&raw.tests, file_path),

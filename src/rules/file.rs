@@ -54,7 +54,7 @@ pub(super) fn read_rules(path: &Path, merge: &mut Merge) -> Result<(), FileError
 }
 
 /// Hands every element of a JSON array, with its line, to `each`. On an error `each` has seen a part of them.
-pub(super) fn read_array(path: &Path, each: impl FnMut(usize, &str)) -> Result<(), FileError> {
+pub(crate) fn read_array(path: &Path, each: impl FnMut(usize, &str)) -> Result<(), FileError> {
     let text = std::fs::read_to_string(path).map_err(|error| FileError::Read { path: path.into(), error })?;
     let not_an_array = |line, problem| FileError::NotAnArray { path: path.into(), line, problem };
     if text.trim_ascii().is_empty() {

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, pin_mut};
 use openssl::ssl::{SslConnector, SslMethod, SslVerifyMode};
-use postgres_openssl::MakeTlsConnector;
+use postgres_openssl::{MakeTlsConnector, TlsStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Config, Row};
+use tokio_postgres::{Client, Config, Row, Socket};
 
 pub(super) use self::kept::Kept;
 use super::keys::KeyMerge;
@@ -25,7 +25,7 @@ use super::merge::{Merge, Place};
 use super::raw::{Entry, RawTerms};
 
 /// For a connection, from name look-up to the end of authentication.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// For reading a whole table.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
@@ -34,7 +34,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The columns of a rule, in the order of [`rule_of`], and whether a table has to have them.
-const RULE_COLUMNS: [(&str, bool); 10] = [
+pub(super) const RULE_COLUMNS: [(&str, bool); 10] = [
     ("tenant_id", true),
     ("route_id", true),
     ("capacity", true),
@@ -88,6 +88,18 @@ impl DatabaseError {
     }
 }
 
+/// The side of a connection that moves its bytes.
+pub(crate) type Connection = tokio_postgres::Connection<Socket, TlsStream<Socket>>;
+
+/// Connects to the database of a URL.
+pub(crate) async fn dial(limit: Duration, url: &str) -> Result<(Client, Connection), DatabaseError> {
+    let (config, tls) = parse_url(url)?;
+    timeout(limit, config.connect(tls))
+        .await
+        .map_err(|_| DatabaseError::Connect(format!("no answer within {limit:?}")))?
+        .map_err(|error| DatabaseError::connect(&error))
+}
+
 /// A connection to the rules database.
 pub(super) struct Database {
     client: Client,
@@ -110,16 +122,17 @@ impl Database {
     }
 
     async fn connect_within(limit: Duration, url: &str) -> Result<Self, DatabaseError> {
-        let (config, tls) = parse_url(url)?;
-        let (client, connection) = timeout(limit, config.connect(tls))
-            .await
-            .map_err(|_| DatabaseError::Connect(format!("no answer within {limit:?}")))?
-            .map_err(|error| DatabaseError::connect(&error))?;
+        let (client, connection) = dial(limit, url).await?;
         let driver = Driver(tokio::spawn(async move {
             // Its error is also the error of the statement that waits for an answer.
             let _ = connection.await;
         }));
         Ok(Self { client, driver })
+    }
+
+    /// For statements of other modules.
+    pub(super) fn client(&mut self) -> &mut Client {
+        &mut self.client
     }
 
     /// Adds every row of `rate_limit_rule` to `merge`.
@@ -198,7 +211,7 @@ fn select_list(table: &'static str, columns: &[(&'static str, bool)], there: &[R
     Ok(columns.iter().map(text).collect::<Vec<_>>().join(", "))
 }
 
-fn rule_of(row: &Row) -> Result<Entry<'_>, tokio_postgres::Error> {
+pub(super) fn rule_of(row: &Row) -> Result<Entry<'_>, tokio_postgres::Error> {
     let text = |column: usize| row.try_get::<_, Option<&str>>(column);
     let terms = RawTerms {
         capacity: text(2)?,
@@ -274,7 +287,7 @@ fn connector(verify: &Verify) -> Result<MakeTlsConnector, openssl::error::ErrorS
 }
 
 /// An error with its causes: tokio-postgres keeps what the server said in the cause.
-fn whole(error: &tokio_postgres::Error) -> String {
+pub(crate) fn whole(error: &tokio_postgres::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

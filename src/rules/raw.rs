@@ -102,7 +102,7 @@ impl RawTerms<'_> {
             Some("false") => false,
             Some(other) => return Err(format!("enabled is {}, allowed are true, false", shown(other))),
         };
-        let comment = self.comment.as_deref().map(Box::from);
+        let comment = self.comment.as_deref().filter(|comment| !comment.is_empty()).map(Box::from);
         Ok(Terms { limit, cost, on_store_failure, shards: self.shards(limit, cost)?, mode, enabled, comment })
     }
 
@@ -251,7 +251,7 @@ pub(super) fn unquote(json: &str) -> Option<Cow<'_, str>> {
 }
 
 /// serde_json counts lines from the start of the value; the reader of a file knows the line in the file.
-pub(super) fn without_position(error: &serde_json::Error) -> String {
+pub(crate) fn without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rfind(" at line ") {
         Some(end) => text[..end].to_owned(),

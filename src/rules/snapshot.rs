@@ -7,16 +7,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::{FailurePolicy, Mode, Rule, RuleSet};
 
 /// A rule as `rules.json` has it, without the fields that have their default.
 #[derive(Serialize)]
-struct Line<'a> {
+pub(super) struct Line<'a> {
     tenant_id: &'a str,
     route_id: &'a str,
     capacity: u32,
+    #[serde(serialize_with = "plain")]
     refill_per_second: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<u32>,
@@ -47,6 +48,11 @@ impl<'a> From<&'a Rule> for Line<'a> {
             comment: rule.comment.as_deref(),
         }
     }
+}
+
+/// A whole number without the decimal point that JSON does not need.
+fn plain<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    if number.fract() == 0.0 { serializer.serialize_u64(*number as u64) } else { serializer.serialize_f64(*number) }
 }
 
 /// A key as `keys.json` has it.
@@ -138,7 +144,7 @@ pub(super) fn write_keys<'a>(
 }
 
 /// One entry a line, so that a fault can be named by its line.
-fn write_array(out: &mut impl Write, entries: impl Iterator<Item = impl Serialize>) -> io::Result<()> {
+pub(super) fn write_array(out: &mut impl Write, entries: impl Iterator<Item = impl Serialize>) -> io::Result<()> {
     out.write_all(b"[")?;
     for (index, entry) in entries.enumerate() {
         out.write_all(if index == 0 { b"\n" } else { b",\n" })?;

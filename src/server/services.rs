@@ -15,18 +15,20 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use crate::limiter::Upkeep;
+use crate::messengers::Messengers;
 use crate::rules::Loader;
 
-/// Keeps rules and keys up to date: every `rules.refresh`, and on SIGHUP.
+/// Keeps rules and keys up to date: every `rules.refresh`, on SIGHUP, and when a messenger tells of a change.
 #[derive(Debug)]
 pub(super) struct RulesService {
     loader: Loader,
+    messengers: Messengers,
     hangup: Notify,
 }
 
 impl RulesService {
-    pub(super) fn new(loader: Loader) -> Self {
-        Self { loader, hangup: Notify::new() }
+    pub(super) fn new(loader: Loader, messengers: Messengers) -> Self {
+        Self { loader, messengers, hangup: Notify::new() }
     }
 
     async fn forward_hangups(&self) {
@@ -48,6 +50,7 @@ impl BackgroundService for RulesService {
         tokio::select! {
             () = self.loader.run(&self.hangup, shutdown) => {}
             () = self.forward_hangups() => {}
+            () = self.messengers.run() => {}
         }
     }
 }

@@ -30,6 +30,7 @@ mod script;
 mod sentinel;
 mod side;
 mod slots;
+mod subscribe;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -54,6 +55,7 @@ pub use node::{Link, NodeStatus};
 use router::{Router, Routes};
 use sentinel::SentinelWatch;
 pub use side::{SideError, SideLine};
+pub(crate) use subscribe::{Subscription, Subscriptions};
 
 /// Calls that may wait for a node's driver.
 const QUEUE: usize = 16_384;

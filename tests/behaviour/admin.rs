@@ -201,6 +201,65 @@ async fn explain_names_the_buckets_that_are_in_redis_and_what_each_rule_does() {
 }
 
 #[tokio::test]
+async fn explain_says_where_each_part_of_a_limit_comes_from() {
+    let upstream = Upstream::normal().await;
+    let setup = Setup::new(upstream.address)
+        .redis(&redis_url())
+        .set("limiter", "instances", "4")
+        .table("[[route]]\nid = \"dear\"\npath = \"/dear\"\nupstream = \"main\"\ncost = 5\n")
+        .rules(
+            r#"[{"tenant_id":"a","route_id":"dear","capacity":40,"refill_per_second":10,"mode":"shadow"},
+                {"tenant_id":"*","route_id":"dear","capacity":100,"refill_per_second":10},
+                {"tenant_id":"*","route_id":"orders","capacity":8,"refill_per_second":2,"cost":2,"on_store_failure":"closed"}]"#,
+        );
+    let gateway = setup.start().await;
+    let config = gateway.file("sekisho.toml");
+    let explain = ["explain", "-c", config.to_str().unwrap(), "--method", "GET", "--api-key", "a", "--path"];
+    let by_command = |path: &str| -> serde_json::Value {
+        serde_json::from_str(&sekisho(&[&explain[..], &[path]].concat()).stdout).unwrap()
+    };
+    let answer = by_command("/dear");
+    let links: Vec<(&str, &str)> = answer["chain"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|link| (link["rule"].as_str().unwrap(), link["state"].as_str().unwrap()))
+        .collect();
+    let not_reached = "not reached: a rule before it applies";
+    assert_eq!(
+        links,
+        [
+            ("a/dear", "shadow: counted, decides nothing"),
+            ("a/*", "absent"),
+            ("*/dear", "enforces"),
+            ("*/*", "absent"),
+            ("limiter.default_rule", not_reached),
+        ]
+    );
+    let limit = &answer["limits"][0];
+    assert_eq!((&limit["cost"], &limit["cost_from"]), (&5.into(), &"the route".into()), "{limit}");
+    assert_eq!((&limit["requests_at_once"], &limit["requests_per_second"]), (&20.into(), &2.0.into()), "{limit}");
+    assert_eq!(limit["on_store_failure_from"], "limiter.on_store_failure");
+    let share = serde_json::json!({ "gateways": 4, "capacity": 25.0, "refill_per_second": 2.5 });
+    assert_eq!(limit["share_without_store"], share);
+    assert_eq!(answer["limits"][1]["bucket"], format!("{}:{{a}}:dear:shadow", setup.prefix()));
+    assert_eq!(answer["rules"]["source"], "file");
+
+    let limit = &by_command("/orders")["limits"][0];
+    assert_eq!((&limit["cost"], &limit["cost_from"]), (&2.into(), &"the rule".into()), "{limit}");
+    assert_eq!((&limit["on_store_failure"], &limit["on_store_failure_from"]), (&"closed".into(), &"the rule".into()));
+    assert_eq!(limit["share_without_store"], serde_json::Value::Null, "closed: there is no share");
+
+    let live = get(gateway.admin, "/api/v1/explain?path=/dear&api_key=a", &[]).await.json();
+    assert_eq!(
+        (&live["gateway"]["store"], &live["gateway"]["degraded"]),
+        (&"connected".into(), &false.into()),
+        "{live}"
+    );
+    assert_eq!(live["limits"][0]["share_without_store"]["gateways"], live["gateway"]["gateways_live"]);
+}
+
+#[tokio::test]
 async fn explain_refuses_what_is_no_request_and_names_the_parameter() {
     let upstream = Upstream::normal().await;
     let gateway = Setup::new(upstream.address).limit(2, HARDLY).start().await;

@@ -265,3 +265,20 @@ async fn a_disabled_or_shadow_rule_leaves_the_decision_to_the_next() {
     }
     assert!(gateway.metric("sekisho_decisions_total", &["outcome=\"shadow_denied\""]).await >= 3.0);
 }
+
+#[tokio::test]
+async fn a_shadow_rule_beside_the_enforcing_one_is_counted_and_denies_nothing() {
+    let upstream = Upstream::normal().await;
+    let gateway = Setup::new(upstream.address)
+        .rules(
+            r#"[{"tenant_id":"shop-a","route_id":"orders","capacity":4,"refill_per_second":0.001},
+                {"tenant_id":"shop-a","route_id":"orders","capacity":1,"refill_per_second":0.001,"mode":"shadow"}]"#,
+        )
+        .start()
+        .await;
+    let answers = gateway.spend("/orders", "shop-a", 5).await;
+    let seen: Vec<_> = answers.iter().map(|a| (a.status, a.number("X-RateLimit-Limit"))).collect();
+    assert_eq!(seen, [(200, 4), (200, 4), (200, 4), (200, 4), (429, 4)]);
+    assert_eq!(gateway.metric("sekisho_decisions_total", &["outcome=\"shadow_denied\""]).await, 4.0);
+    assert_eq!(gateway.metric("sekisho_rules_loaded", &[]).await, 2.0);
+}

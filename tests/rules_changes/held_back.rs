@@ -1,10 +1,14 @@
 //! A change after which more than half of all rules would be gone is held back.
 
-use sekisho::config;
-use sekisho::rules::Source;
+use std::sync::Arc;
+
+use sekisho::bucket::Limit;
+use sekisho::config::{self, IdentityMode};
+use sekisho::rules::judge::Judge;
+use sekisho::rules::{Loader, Mode, Rule, RuleSet, Source};
 
 use super::support::{self, Database};
-use super::{LONG, Running, insert, of_database};
+use super::{LONG, Running, insert, json, of_database, update};
 
 async fn of_twenty(more: config::Rules) -> (Database, Running) {
     let database = Database::create().await;
@@ -54,4 +58,67 @@ async fn who_allows_it_may_delete_all() {
     database.execute("DELETE FROM rate_limit_rule").await;
     rules.loader.changes().all();
     support::eventually("all are gone", LONG, || async { rules.loader.rules().load().is_empty().then_some(()) }).await;
+}
+
+/// Nobody may have more than ten.
+#[derive(Debug)]
+struct AtMostTen;
+
+impl Judge for AtMostTen {
+    fn prepare(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn failures(&self, set: &RuleSet) -> Vec<String> {
+        let more = set.iter().filter(|rule| rule.limit.capacity() > 10);
+        more.map(|rule| format!("{} has {}", rule.tenant_id, rule.limit.capacity())).collect()
+    }
+}
+
+fn judged(settings: &config::Rules) -> Loader {
+    let default_rule = Rule::new("*", "*", Limit::new(77, 1.0).unwrap());
+    let mut loader = Loader::new(settings, &default_rule, &IdentityMode::Direct, &[]);
+    loader.judge_by(Arc::new(AtMostTen));
+    loader
+}
+
+fn capacity(loader: &Loader, tenant: &str) -> Option<u32> {
+    loader.rules().load().get(tenant, "*", Mode::Enforce).map(|rule| rule.limit.capacity())
+}
+
+#[tokio::test]
+async fn a_change_that_fails_the_rule_tests_is_refused_alone() {
+    let database = Database::create().await;
+    database.execute(&(insert("a", 5) + &insert("b", 6))).await;
+    let rules = Running::run(judged(&of_database(&database))).await;
+    database.execute(&(update("a", 11) + &update("b", 7))).await;
+    rules.changed("a").await;
+    assert_eq!(rules.capacity("a"), Some(5));
+    assert_eq!(rules.last_error().as_deref(), Some("rule tests fail: a has 11"));
+    rules.loader.changes().pair("b", "*");
+    rules.becomes("b", Some(7)).await;
+    assert!(rules.last_error().is_some(), "the other still fails");
+    database.execute(&update("a", 8)).await;
+    rules.loader.changes().pair("a", "*");
+    rules.becomes("a", Some(8)).await;
+    support::eventually("everything is read anew", LONG, || async { rules.last_error().is_none().then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn a_start_with_rules_that_fail_their_tests_goes_on_with_the_snapshot_then_the_file() {
+    let database = Database::create().await;
+    database.execute(&insert("a", 11)).await;
+    let folder = tempfile::tempdir().unwrap();
+    let (snapshot, file) = (folder.path().join("snapshot.json"), folder.path().join("rules.json"));
+    std::fs::write(&snapshot, format!("[{}]", json("a", 6))).unwrap();
+    std::fs::write(&file, format!("[{}]", json("a", 7))).unwrap();
+    let settings =
+        config::Rules { snapshot: Some(snapshot.clone()), file: Some(file.clone()), ..of_database(&database) };
+    for (expected, source) in [(Some(6), Some(Source::Snapshot)), (Some(7), Some(Source::File)), (None, None)] {
+        let loader = judged(&settings);
+        loader.start().await.unwrap();
+        assert_eq!((capacity(&loader, "a"), loader.rules().status().source), (expected, source));
+        let spoilt = if expected == Some(6) { &snapshot } else { &file };
+        std::fs::write(spoilt, format!("[{}]", json("a", 12))).unwrap();
+    }
 }

@@ -2,10 +2,12 @@
 //! and load.
 
 mod certificate;
+pub(crate) mod changes;
 mod client;
 mod fault_proxy;
 mod gateway;
 mod load;
+mod pgbouncer;
 mod redis_cluster;
 mod redis_sentinel;
 mod redis_server;
@@ -22,6 +24,7 @@ pub(crate) use client::{Connection, Response, get, request, send};
 pub(crate) use fault_proxy::{Fault, FaultProxy, Plan};
 pub(crate) use gateway::{BINARY, Gateway, HARDLY, Run, Setup, sekisho};
 pub(crate) use load::{Load, Report};
+pub(crate) use pgbouncer::PgBouncer;
 pub(crate) use redis_cluster::RedisCluster;
 pub(crate) use redis_sentinel::RedisSentinel;
 pub(crate) use redis_server::{PrivateRedis, connect, redis_url, unique};

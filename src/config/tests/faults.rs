@@ -358,11 +358,23 @@ fn default_rule_keeps_the_bounds_of_rules() {
 }
 
 #[test]
+fn rules_have_switches_of_the_right_type() {
+    let found = faults(&with("[rules]\nfile = \"f\"\ntests = 5\nallow_mass_delete = \"yes\"\n"));
+    let expected = [
+        "t:12: rules.tests: is an integer, allowed is a string",
+        "t:13: rules.allow_mass_delete: is a string, allowed is true or false",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
 fn rules_need_a_source() {
     check(&[
         (
             "[rules]\nrefresh = \"1m\"\n",
-            &["t:10: rules.file: is missing, allowed are file, database_url or both, or no [rules] at all"],
+            &[
+                "t:10: rules.file: is missing, allowed are file, database_url, kafka or several of them, or no [rules] at all",
+            ],
         ),
         (
             "[rules]\nfile = \"f\"\nsnapshot = \"s\"\n",

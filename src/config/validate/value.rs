@@ -207,9 +207,14 @@ pub(super) fn key_prefix(text: &str) -> Parsed<String> {
     Err(format!("{text:?} is not a key prefix, allowed are 1 to 64 of A-Z a-z 0-9 . _ ~ - :"))
 }
 
-/// Where PostgreSQL is. The text may hold a password and is never repeated.
+/// Where PostgreSQL is. The text may hold a password and is never repeated. How its certificate is verified is for the
+/// one who connects to judge: tokio-postgres does not know these options.
 pub(super) fn database_url(text: &str) -> Parsed<Secret> {
-    match text.parse::<tokio_postgres::Config>() {
+    let (base, query) = text.split_once('?').unwrap_or((text, ""));
+    let verifies = |option: &&str| option.starts_with("sslmode=verify-") || option.starts_with("sslrootcert=");
+    let others: Vec<&str> = query.split('&').filter(|option| !option.is_empty() && !verifies(option)).collect();
+    let known = if others.is_empty() { base.to_owned() } else { format!("{base}?{}", others.join("&")) };
+    match known.parse::<tokio_postgres::Config>() {
         Ok(config) if !config.get_hosts().is_empty() => Ok(Secret(text.to_owned())),
         _ => Err("is not the URL of a PostgreSQL, allowed is postgres://user:password@host[:port]/database".to_owned()),
     }

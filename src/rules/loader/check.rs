@@ -1,7 +1,10 @@
 //! `sekisho check`: every source is read and judged, and nothing put in force.
 
+use std::sync::Arc;
+
 use super::read::{database_rules, file_rules};
 use super::{Loader, temporary_runtime};
+use crate::rules::RuleSet;
 use crate::rules::merge::{Merge, Merged};
 use crate::rules::postgres::DatabaseError;
 use crate::rules::report::{LoadError, Rejected};
@@ -45,37 +48,56 @@ impl Loader {
     }
 
     async fn check_sources(&self, checked: &mut Checked) {
-        if let Some(url) = &self.settings.database_url {
-            let merge = Merge::new(self.rules.in_force(), Rejected::unbounded());
-            self.check_rules(checked, database_rules(url, merge).await);
-        }
-        // Last, so that with both the count is that of the file only where the database is away.
-        if let Some(file) = &self.settings.file {
-            let merge = Merge::new(self.rules.in_force(), Rejected::unbounded());
-            self.check_rules(checked, file_rules(file, merge).await);
-        }
+        // First: rules may be judged by them.
         match self.read_keys(self.keys.merge(Rejected::unbounded())).await {
-            Ok(Some((_, merge))) => {
+            Ok(Some((source, merge))) => {
                 checked.keys = merge.len();
                 checked.faults.extend_from_slice(&merge.rejected().faults);
+                self.keys.replace(source, merge);
             }
             Ok(None) => {}
             Err(error) => checked.failed(&error),
         }
+        let mut judged = false;
+        if let Some(url) = &self.settings.database_url {
+            let merge = Merge::new(self.rules.in_force(), Rejected::unbounded());
+            judged |= self.check_rules(checked, database_rules(url, merge).await);
+        }
+        // Last, so that with both the count is that of the file only where the database is away.
+        if let Some(file) = &self.settings.file {
+            let merge = Merge::new(self.rules.in_force(), Rejected::unbounded());
+            judged |= self.check_rules(checked, file_rules(file, merge).await);
+        }
+        if !judged && self.settings.database_url.is_none() && self.settings.file.is_none() {
+            self.judge_rules(checked, &self.rules.load());
+        } else if !judged && self.judge.is_some() {
+            checked.warnings.push("the rule tests were not run: no rules could be read".to_owned());
+        }
     }
 
-    fn check_rules(&self, checked: &mut Checked, outcome: Result<Merged, LoadError>) {
-        match outcome {
-            Ok(Merged { set, rejected }) => {
-                checked.rules = checked.rules.max(set.len());
-                checked.faults.extend(rejected.faults);
-                checked.warnings.extend(
-                    self.unknown_routes(&set)
-                        .iter()
-                        .map(|route| format!("rules for route {route}: this configuration has no such route")),
-                );
+    /// Says whether there were rules.
+    fn check_rules(&self, checked: &mut Checked, outcome: Result<Merged, LoadError>) -> bool {
+        let Merged { set, rejected } = match outcome {
+            Ok(merged) => merged,
+            Err(error) => {
+                checked.failed(&error);
+                return false;
             }
-            Err(error) => checked.failed(&error),
+        };
+        checked.rules = checked.rules.max(set.len());
+        checked.faults.extend(rejected.faults);
+        self.judge_rules(checked, &set);
+        let warning = |route: &Arc<str>| format!("rules for route {route}: this configuration has no such route");
+        checked.warnings.extend(self.unknown_routes(&set).iter().map(warning));
+        true
+    }
+
+    fn judge_rules(&self, checked: &mut Checked, set: &RuleSet) {
+        for failure in self.judge.iter().flat_map(|judge| judge.failures(set)) {
+            // Of the database's rules and of the file's, perhaps.
+            if !checked.faults.contains(&failure) {
+                checked.faults.push(failure);
+            }
         }
     }
 }

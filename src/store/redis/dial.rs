@@ -11,7 +11,7 @@ use openssl::error::ErrorStack;
 use openssl::ssl::{SslConnector, SslMethod, SslVersion};
 use openssl::x509::X509VerifyResult;
 use openssl::x509::store::X509StoreBuilder;
-use redis::aio::MultiplexedConnection;
+use redis::aio::{AsyncPushSender, MultiplexedConnection};
 use redis::io::tcp::socket2::SockRef;
 use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -42,15 +42,15 @@ impl fmt::Debug for Dialer {
 
 /// A connection; it closes when this is dropped, whatever is still on its way.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Line<P = mpsc::UnboundedReceiver<PushInfo>> {
     /// To send by; clones share it.
     pub(super) link: MultiplexedConnection,
     /// What the server says without being asked, and that the connection broke.
-    pub(super) pushes: mpsc::UnboundedReceiver<PushInfo>,
+    pub(super) pushes: P,
     carrier: AbortHandle,
 }
 
-impl Drop for Line {
+impl<P> Drop for Line<P> {
     fn drop(&mut self) {
         self.carrier.abort();
     }
@@ -96,11 +96,27 @@ impl Dialer {
     /// # Errors
     /// When that does not succeed within [`CONNECT_TIMEOUT`].
     pub(super) async fn dial(&self, address: &Address) -> Result<Line, DialError> {
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.connect(address)).await;
-        connected.unwrap_or_else(|_| Err(DialError::Timeout(address.clone())))
+        let (sender, pushes) = mpsc::unbounded_channel();
+        self.dial_with(address, sender, pushes).await
     }
 
-    async fn connect(&self, address: &Address) -> Result<Line, DialError> {
+    /// The same; what the server says without being asked goes to `sender`, and whoever reads `pushes` gets it.
+    pub(super) async fn dial_with<P>(
+        &self,
+        address: &Address,
+        sender: impl AsyncPushSender,
+        pushes: P,
+    ) -> Result<Line<P>, DialError> {
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.connect(address, sender)).await;
+        let (link, carrier) = connected.unwrap_or_else(|_| Err(DialError::Timeout(address.clone())))?;
+        Ok(Line { link, pushes, carrier })
+    }
+
+    async fn connect(
+        &self,
+        address: &Address,
+        sender: impl AsyncPushSender,
+    ) -> Result<(MultiplexedConnection, AbortHandle), DialError> {
         let tcp = tcp(address).await.map_err(|error| DialError::Tcp(address.clone(), error))?;
         let stream: Pin<Box<dyn Stream>> = match &self.tls {
             None => Box::pin(tcp),
@@ -109,7 +125,6 @@ impl Dialer {
                 Box::pin(tls.map_err(|reason| DialError::Tls(address.clone(), reason))?)
             }
         };
-        let (sender, pushes) = mpsc::unbounded_channel();
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(Some(ABANDON))
             .set_pipeline_buffer_size(PIPELINES * 2)
@@ -117,7 +132,7 @@ impl Dialer {
         let (link, carrier) = MultiplexedConnection::new_with_config(&self.login, stream, config)
             .await
             .map_err(|error| DialError::Login { address: address.clone(), error })?;
-        Ok(Line { link, pushes, carrier: tokio::spawn(carrier).abort_handle() })
+        Ok((link, tokio::spawn(carrier).abort_handle()))
     }
 }
 

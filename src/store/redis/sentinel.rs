@@ -81,7 +81,7 @@ impl SentinelWatch {
     async fn master(&mut self) -> Result<Address, String> {
         let mut why = String::new();
         for _ in 0..self.sentinels.len() {
-            match self.ask(&self.sentinels[0]).await {
+            match master_of(&self.dialer, &self.sentinels[0], &self.master_name).await {
                 Ok(master) => return Ok(master),
                 Err(error) => why = error,
             }
@@ -89,17 +89,18 @@ impl SentinelWatch {
         }
         Err(why)
     }
+}
 
-    async fn ask(&self, sentinel: &Address) -> Result<Address, String> {
-        let mut connection = self.dialer.dial(sentinel).await.map_err(|error| error.to_string())?;
-        let mut command = redis::cmd("SENTINEL");
-        command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master_name);
-        let asked = command.query_async::<Option<(String, u16)>>(&mut connection.link);
-        match timeout(ANSWER_TIMEOUT, asked).await {
-            Ok(Ok(Some((host, port)))) => Ok(Address { host, port }),
-            Ok(Ok(None)) => Err(format!("{sentinel}: watches no master named {:?}", self.master_name)),
-            Ok(Err(error)) => Err(format!("{sentinel}: {}", reply::text(&error))),
-            Err(_) => Err(format!("{sentinel}: no answer within {ANSWER_TIMEOUT:?}")),
-        }
+/// Where the master of this name is, in the words of one sentinel.
+pub(super) async fn master_of(dialer: &Dialer, sentinel: &Address, name: &str) -> Result<Address, String> {
+    let mut connection = dialer.dial(sentinel).await.map_err(|error| error.to_string())?;
+    let mut command = redis::cmd("SENTINEL");
+    command.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+    let asked = command.query_async::<Option<(String, u16)>>(&mut connection.link);
+    match timeout(ANSWER_TIMEOUT, asked).await {
+        Ok(Ok(Some((host, port)))) => Ok(Address { host, port }),
+        Ok(Ok(None)) => Err(format!("{sentinel}: watches no master named {name:?}")),
+        Ok(Err(error)) => Err(format!("{sentinel}: {}", reply::text(&error))),
+        Err(_) => Err(format!("{sentinel}: no answer within {ANSWER_TIMEOUT:?}")),
     }
 }
