@@ -39,8 +39,8 @@ mod set;
 mod snapshot;
 
 pub use current::Rules;
-pub use file::FileError;
 pub(crate) use file::read_array;
+pub use file::{FileError, read_rule_set};
 pub use loader::{Checked, Loader};
 pub use page::{Filter, page};
 pub use postgres::DatabaseError;
