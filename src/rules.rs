@@ -6,6 +6,7 @@
 //! | `file`, `postgres` | the sources: stream entries, each judged alone |
 //! | `merge` | entries and the set in force → the next set |
 //! | `set` | the immutable, indexed [`RuleSet`] |
+//! | `rejected` | what was left out of a source, and why |
 //! | [`edit`] | changes to the table in PostgreSQL, for commands and the admin API |
 //! | `page` | the rules in force, page by page |
 //! | `snapshot` | the last good rules on disk |
@@ -14,9 +15,11 @@
 //! | [`judge`] | who else has a say before rules come into force |
 //! | [`change`] | what messengers say has changed, until the loader takes it |
 //! | `messages` | what a message about changed rules says |
+//! | `background` | long work, not at the expense of requests |
 //! | `current` | [`Rules`]: the set in force and its [`Status`], shared by all |
 //! | [`loader`] | when to read which source, and how much of it |
 
+mod background;
 pub mod change;
 mod current;
 pub mod edit;
@@ -30,6 +33,7 @@ pub(crate) mod messages;
 mod page;
 pub(crate) mod postgres;
 mod raw;
+mod rejected;
 mod report;
 mod set;
 mod snapshot;
@@ -41,7 +45,8 @@ pub use loader::{Checked, Loader};
 pub use page::{Filter, page};
 pub use postgres::DatabaseError;
 pub(crate) use raw::without_position;
-pub use report::{LoadError, Reads, Rejected, Source, Status};
+pub use rejected::Rejected;
+pub use report::{LoadError, Reads, Source, Status};
 pub use set::{Resolved, RuleSet};
 
 pub use crate::rule::{ANY, FailurePolicy, Mode, Rule, parse_refill};

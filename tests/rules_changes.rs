@@ -19,6 +19,8 @@ mod support;
 mod bucket;
 #[path = "rules_changes/database.rs"]
 mod database;
+#[path = "rules_changes/figures.rs"]
+mod figures;
 #[path = "rules_changes/held_back.rs"]
 mod held_back;
 #[path = "rules_changes/told.rs"]

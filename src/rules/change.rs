@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::{Mode, Source};
 
 /// What came first waits so long for others, so that many changes are read together.
-const GATHER: Duration = Duration::from_millis(3);
+const GATHER: Duration = Duration::from_millis(1);
 
 /// So many pairs are kept by name; beyond that everything is read anew, which is cheaper by then.
 const MOST_PAIRS: usize = 10_000;

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
+use super::background::free_in_background;
 use super::merge::Merged;
-use super::report::{Extent, LoadError, Record, Rejected, SnapshotState, Source, Status};
+use super::rejected::Rejected;
+use super::report::{Extent, LoadError, Record, SnapshotState, Source, Status};
 use super::{Rule, RuleSet};
 
 /// The rules in force, replaced as a whole when a source changes.
@@ -46,7 +48,9 @@ impl Rules {
 
     /// The set in force, to make the next one from. Frees the one before.
     pub(super) fn in_force(&self) -> Arc<RuleSet> {
-        drop(self.retired.lock().take());
+        if let Some(retired) = self.retired.lock().take() {
+            free_in_background(retired);
+        }
         self.current.load_full()
     }
 

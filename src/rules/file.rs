@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use super::merge::{Merge, Merged, Place};
 use super::raw::{Entry, without_position};
-use super::report::Rejected;
+use super::rejected::Rejected;
 use super::{Rule, RuleSet};
 
 /// Why a file fails as a whole.

@@ -5,13 +5,16 @@
 //! `sslrootcert` is given, the system's certificates are trusted. Client certificates and `sslmode=allow` are refused.
 
 mod kept;
+mod table;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::error::Error as _;
+use std::future::{Future, ready};
 use std::time::Duration;
 
-use futures_util::{StreamExt, pin_mut};
+use futures_util::stream::TryReadyChunksError;
+use futures_util::{StreamExt, TryStreamExt, pin_mut};
 use openssl::ssl::{SslConnector, SslMethod, SslVerifyMode};
 use postgres_openssl::{MakeTlsConnector, TlsStream};
 use tokio::task::JoinHandle;
@@ -21,7 +24,7 @@ use tokio_postgres::{Client, Config, Row, Socket};
 
 pub(super) use self::kept::Kept;
 use super::keys::KeyMerge;
-use super::merge::{Merge, Place};
+use super::merge::Place;
 use super::raw::{Entry, RawTerms};
 
 /// For a connection, from name look-up to the end of authentication.
@@ -32,6 +35,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// For saying good-bye.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// So many rows are handed over at once.
+const CHUNK: usize = 1000;
 
 /// The columns of a rule, in the order of [`rule_of`], and whether a table has to have them.
 pub(super) const RULE_COLUMNS: [(&str, bool); 10] = [
@@ -135,20 +141,14 @@ impl Database {
         &mut self.client
     }
 
-    /// Adds every row of `rate_limit_rule` to `merge`.
-    pub(super) async fn read_rules(&mut self, merge: &mut Merge) -> Result<(), DatabaseError> {
-        self.read("rate_limit_rule", &RULE_COLUMNS, |row| {
-            merge.add(Place::Row, rule_of(row)?);
-            Ok(())
-        })
-        .await
-    }
-
     /// Adds every row of `api_key` to `merge`.
     pub(super) async fn read_keys(&mut self, merge: &mut KeyMerge) -> Result<(), DatabaseError> {
-        self.read("api_key", &KEY_COLUMNS, |row| {
-            merge.add(Place::Row, row.try_get(0)?, row.try_get(1)?, None);
-            Ok(())
+        self.read("api_key", &KEY_COLUMNS, |rows| {
+            let add = |row: &Row| {
+                merge.add(Place::Row, row.try_get(0)?, row.try_get(1)?, None);
+                Ok(())
+            };
+            ready(rows.iter().try_for_each(add).map_err(|error: tokio_postgres::Error| whole(&error)))
         })
         .await
     }
@@ -161,14 +161,17 @@ impl Database {
         let _ = timeout(CLOSE_TIMEOUT, &mut driver.0).await;
     }
 
-    /// Streams a table, every value as text, so that INT and NUMERIC, VARCHAR and CHAR are one. Columns that the table
+    /// Streams a table in chunks, every value as text, so that INT and NUMERIC, VARCHAR and CHAR are one. Columns that the table
     /// does not have are NULL.
-    async fn read(
+    async fn read<T>(
         &mut self,
         table: &'static str,
         columns: &[(&'static str, bool)],
-        mut each: impl FnMut(&Row) -> Result<(), tokio_postgres::Error>,
-    ) -> Result<(), DatabaseError> {
+        mut each: impl FnMut(Vec<Row>) -> T,
+    ) -> Result<(), DatabaseError>
+    where
+        T: Future<Output = Result<(), String>>,
+    {
         let failed = |error: tokio_postgres::Error| DatabaseError::Read { table, problem: whole(&error) };
         let reading = async {
             let transaction = self.client.build_transaction().read_only(true).start().await.map_err(failed)?;
@@ -179,9 +182,12 @@ impl Database {
             let there = transaction.query(COLUMNS, &[&table]).await.map_err(failed)?;
             let select = format!("SELECT {} FROM {table}", select_list(table, columns, &there)?);
             let rows = transaction.query_raw(&select, std::iter::empty::<&dyn ToSql>()).await.map_err(failed)?;
-            pin_mut!(rows);
-            while let Some(row) = rows.next().await {
-                row.and_then(|row| each(&row)).map_err(failed)?;
+            let chunks = rows.try_ready_chunks(CHUNK);
+            pin_mut!(chunks);
+            while let Some(chunk) = chunks.next().await {
+                // What comes before an error is of no use without the rest.
+                let chunk = chunk.map_err(|TryReadyChunksError(_, error)| failed(error))?;
+                each(chunk).await.map_err(|problem| DatabaseError::Read { table, problem })?;
             }
             transaction.commit().await.map_err(failed)
         };

@@ -197,6 +197,34 @@ async fn a_message_on_the_channel_of_redis_is_heeded_on_every_gateway_at_once() 
 }
 
 #[tokio::test]
+async fn without_a_database_messages_bring_the_rules_themselves() {
+    let upstream = Upstream::normal().await;
+    let name = unique();
+    let setup = Setup::new(upstream.address).redis(&redis_url()).limit(33, 1.0).set("rules", "refresh", "\"1h\"").set(
+        "rules",
+        "redis_channel",
+        &format!("{name:?}"),
+    );
+    let gateways = setup.start_many(2).await;
+    open(&gateways, "redis").await;
+    let mut redis = connect(&redis_url()).await;
+    for (limit, message) in [
+        (9, r#"{"tenant_id": "shop-a", "route_id": "*", "capacity": 9, "refill": "1/s"}"#),
+        (9, r#"{"tenant_id": "shop-a", "route_id": "*", "capacity": 1, "refill": "1/s", "mode": "shadow"}"#),
+        (33, r#"{"tenant_id": "shop-a", "route_id": "*", "mode": "enforce", "deleted": true}"#),
+    ] {
+        let _: () = redis.publish(&name, message).await.unwrap();
+        enforced(&gateways, limit, AT_ONCE, message).await;
+    }
+    for gateway in &gateways {
+        let rule = r#"[{"tenant_id": "shop-a", "route_id": "*", "capacity": 12, "refill": "1/s"}]"#;
+        gateway.write_rules(rule);
+    }
+    let _: () = redis.publish(&name, r#"{"tenant_id": "shop-a", "route_id": "*"}"#).await.unwrap();
+    enforced(&gateways, 12, AT_ONCE, "a file that is read again").await;
+}
+
+#[tokio::test]
 async fn what_changed_while_the_connection_to_redis_was_cut_is_enforced_when_it_is_back() {
     let upstream = Upstream::normal().await;
     let (database, mut server) = (database().await, PrivateRedis::start().await);

@@ -199,3 +199,47 @@ async fn thousands_of_changes_are_read_in_batches() {
     let capacities: Vec<_> = (1..=3000).map(|n| rules.capacity(&format!("t{n}"))).collect();
     assert!(capacities.iter().enumerate().all(|(n, c)| *c == ((n + 1) % 10 != 0).then_some(6)));
 }
+
+#[tokio::test]
+async fn changed_rows_are_found_by_index_however_many_there_are() {
+    let database = Database::create().await;
+    database
+        .execute(
+            "INSERT INTO rate_limit_rule (tenant_id, route_id, capacity, refill_per_second)
+             SELECT 't' || n, '*', 5, 1 FROM generate_series(1, 50000) n",
+        )
+        .await;
+    let rules = Running::start(of_database(&database)).await;
+    let scans = || async {
+        let sql = "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'rate_limit_rule'";
+        let row = database.client.query_one(sql, &[]).await.unwrap();
+        (row.get::<_, i64>(0), row.get::<_, i64>(1))
+    };
+    // A server process tells its statistics when it ends, at the latest.
+    let ended = || async {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()";
+        (database.client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1).then_some(())
+    };
+    support::eventually("the full read has ended", LONG, ended).await;
+    for n in 1..=20 {
+        rules.changed(&format!("t{n}")).await;
+    }
+    cut(&database.client).await;
+    support::eventually("the reads have ended", LONG, ended).await;
+    assert_eq!(scans().await, (50_000, 20), "rows read one after the other: those of the full read; and by index");
+}
+
+#[tokio::test]
+async fn full_reads_and_changes_without_end_do_not_stop_each_other() {
+    let database = Database::create().await;
+    database.execute(&insert("a", 5)).await;
+    let rules = Running::start(of_database(&database)).await;
+    for capacity in 6..106 {
+        rules.loader.changes().all();
+        database.execute(&update("a", capacity)).await;
+        tokio::time::sleep(Duration::from_millis(capacity.unsigned_abs() % 7)).await;
+        rules.loader.changes().pair("a", "*");
+        rules.becomes("a", u32::try_from(capacity).ok()).await;
+    }
+    assert_eq!(rules.last_error(), None);
+}

@@ -4,10 +4,12 @@ use std::path::Path;
 
 use tokio::time::timeout;
 
-use super::{KeySource, Loader, blocking, patience};
+use super::{KeySource, Loader, patience};
+use crate::rules::background::in_background;
 use crate::rules::keys::{KeyMerge, read_keys};
 use crate::rules::postgres::{Database, DatabaseError};
-use crate::rules::report::{LoadError, Rejected, SnapshotState, Source};
+use crate::rules::rejected::Rejected;
+use crate::rules::report::{LoadError, SnapshotState, Source};
 use crate::rules::snapshot::{Snapshot, write_keys};
 
 impl Loader {
@@ -89,7 +91,7 @@ impl Loader {
 
 async fn file_keys(path: &Path, mut merge: KeyMerge) -> Result<KeyMerge, LoadError> {
     let path = path.to_owned();
-    blocking(move || {
+    in_background(move || {
         read_keys(&path, &mut merge)?;
         Ok(merge)
     })

@@ -4,12 +4,14 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
-use super::{Loader, blocking};
+use super::Loader;
 use crate::config::Secret;
+use crate::rules::background::in_background;
 use crate::rules::file::read_rules;
 use crate::rules::merge::{Merge, Merged};
 use crate::rules::postgres::Database;
-use crate::rules::report::{Extent, LoadError, Rejected, SnapshotState, Source};
+use crate::rules::rejected::Rejected;
+use crate::rules::report::{Extent, LoadError, SnapshotState, Source};
 use crate::rules::snapshot::write_rules;
 
 /// So many failing rule tests are named in one line of the log.
@@ -62,11 +64,14 @@ impl Loader {
     }
 
     async fn read_database(&self, url: &Secret) -> Result<Merged, LoadError> {
-        let mut merge = Merge::new(self.rules.in_force(), Rejected::default());
+        let merge = Merge::new(self.rules.in_force(), Rejected::default());
         let mut database = Database::connect(&url.0).await?;
-        database.read_rules(&mut merge).await?;
-        self.kept.lock().await.offer(database).await;
-        Ok(merge.finish())
+        let merged = database.read_rules(merge).await?;
+        let spare = self.kept.lock().offer(database);
+        if let Some(spare) = spare {
+            spare.close().await;
+        }
+        Ok(merged)
     }
 
     /// Puts an outcome on record and, if it is good, in force; says whether anything changed.
@@ -108,18 +113,18 @@ impl Loader {
 
 pub(super) async fn file_rules(path: &Path, mut merge: Merge) -> Result<Merged, LoadError> {
     let path = path.to_owned();
-    blocking(move || {
+    in_background(move || {
         read_rules(&path, &mut merge)?;
         Ok(merge.finish())
     })
     .await
 }
 
-pub(super) async fn database_rules(url: &Secret, mut merge: Merge) -> Result<Merged, LoadError> {
+pub(super) async fn database_rules(url: &Secret, merge: Merge) -> Result<Merged, LoadError> {
     let mut database = Database::connect(&url.0).await?;
-    database.read_rules(&mut merge).await?;
+    let merged = database.read_rules(merge).await?;
     database.close().await;
-    Ok(merge.finish())
+    Ok(merged)
 }
 
 fn stamp(path: &Path) -> Option<Stamp> {
