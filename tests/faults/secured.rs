@@ -4,26 +4,31 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::support::{
-    Gateway, HARDLY, PrivateRedis, Setup, Upstream, connect, eventually, free_address, write_certificate,
+    Gateway, HARDLY, PrivateRedis, Setup, Upstream, connect, eventually, free_address, get, write_certificate,
 };
 use crate::{decided_by_the_store, local};
 
 const PASSWORD: &str = "s3cret-p4ss";
 
+/// What the README lets a gateway's user do.
+fn documented_user() -> String {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
+    let (_, from) = readme.split_once("```\nuser sekisho").expect("README names the user");
+    format!("user sekisho{}", from.split("```").next().unwrap_or_default())
+}
+
 /// A Redis with a plain port for the test, and one with TLS that has a certificate for `localhost`. User `app` may do
-/// what a gateway needs, in keys of any prefix, and not read the configuration.
+/// what the README says, in keys of any prefix, but not read the configuration.
 async fn secured() -> (PrivateRedis, SocketAddr) {
     let (tls, redis) = (free_address(), PrivateRedis::absent());
     write_certificate(redis.dir.path(), "localhost");
     let path = |name: &str| redis.dir.path().join(name).display().to_string();
     let (certificate, key, port) = (path("cert.pem"), path("key.pem"), tls.port().to_string());
-    let user = format!(
-        "app on >{PASSWORD} ~* resetchannels -@all +@hash +eval +evalsha +script|load +set +time +pexpire +del +type +zadd \
-         +zrem +zcard +zremrangebyscore +hello +auth +select +ping +role +info"
-    );
+    let user = documented_user().replace("user sekisho", "app").replace("PASSWORD", PASSWORD).replace("~rl:*", "~*");
+    let user = user.replace("+config|get", "resetchannels");
     let mut arguments = vec!["--tls-port", &port, "--tls-cert-file", &certificate, "--tls-key-file", &key];
     arguments.extend(["--tls-auth-clients", "no", "--user"]);
-    arguments.extend(user.split(' ').filter(|word| !word.is_empty()));
+    arguments.extend(user.split_whitespace());
     let mut redis = redis.with(&arguments);
     redis.restart().await;
     (redis, tls)
@@ -53,6 +58,18 @@ async fn tls_user_password_and_database_are_used() {
         assert_eq!((answer.status, answer.number("X-RateLimit-Remaining")), (200, 19 - n as u64), "{}", gateway.log());
         assert_eq!(local(gateway).await, 0.0);
         tells_no_secret(gateway).await;
+    }
+    for gateway in &gateways {
+        eventually("both are counted", Duration::from_secs(5), || async {
+            (gateway.status().await["gateways_live"] == 2).then_some(())
+        })
+        .await;
+        eventually("the counts of both are shared", Duration::from_secs(10), || async {
+            let told = get(gateway.admin, "/api/v1/tenants/shop-a", &[]).await.json();
+            (told["complete"] == true && told["last_10_minutes"][0]["allowed"] == 2).then_some(())
+        })
+        .await;
+        assert!(!gateway.log().contains("refused"), "{}", gateway.log());
     }
     let keys = async |database: u32| {
         let mut connection = connect(&format!("{}/{database}", redis.url())).await;
