@@ -51,8 +51,8 @@ deny: ## cargo-deny: licences, bans, sources (builds cargo-deny once if it is mi
 fmt: ## format the code
 	cargo fmt
 
-bench: deps ## one decision, and rule look-up (criterion)
-	scripts/services.sh run cargo bench --locked --bench decision --bench rules
+bench: deps ## one decision, what remembering it costs, and rule look-up (criterion)
+	scripts/services.sh run cargo bench --locked --bench decision --bench handover --bench rules
 	@echo 'A fleet of 20 on one Redis: make bench-fleet; proxied requests per second and CPU: make bench-http'
 
 bench-fleet: deps ## does the limit hold over 20 gateways, at what cost and latency

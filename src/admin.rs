@@ -1,9 +1,10 @@
-//! Health, readiness, metrics, status, explain and rules over HTTP, for operators. Here: who may ask, and what answers.
+//! Health, readiness, metrics, status, explain, rules and usage over HTTP. Here: who may ask, and what answers.
 
 mod explain;
 mod reply;
 mod rules;
 mod status;
+mod usage;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -24,6 +25,7 @@ use crate::limiter::Limiter;
 use crate::messengers::Channel;
 use crate::rules::keys::Keys;
 use crate::rules::{Loader, Rules};
+use crate::usage::Usage;
 
 /// For what is left of a body that nobody wants.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
@@ -38,6 +40,7 @@ pub struct Admin {
     limiter: Arc<Limiter>,
     explainer: Explainer,
     rules_api: RulesApi,
+    usage: Option<Arc<Usage>>,
     listening: Arc<AtomicBool>,
     draining: Arc<AtomicBool>,
 }
@@ -67,9 +70,16 @@ impl Admin {
             limiter,
             explainer,
             rules_api,
+            usage: None,
             listening,
             draining,
         }
+    }
+
+    /// With what is counted of requests.
+    #[must_use]
+    pub fn with_usage(self, usage: Option<Arc<Usage>>) -> Self {
+        Self { usage, ..self }
     }
 
     /// Shows how the messengers of rule changes stand.
@@ -105,6 +115,8 @@ impl Admin {
             "/metrics" => self.metrics(),
             "/api/v1/status" => object(StatusCode::OK, &self.status()),
             "/api/v1/explain" => explain::answer(&self.explainer, query),
+            "/api/v1/top" => usage::top(self.usage.as_deref(), query),
+            path if path.starts_with(usage::TENANTS) => usage::tenant(self.usage.as_deref(), path, query).await,
             _ => text(StatusCode::NOT_FOUND, "nothing here\n"),
         }
     }

@@ -2,6 +2,7 @@
 
 mod check;
 mod explain;
+mod replay;
 mod rules;
 mod run;
 
@@ -34,6 +35,8 @@ enum Command {
     Check(check::Check),
     /// Print which route, tenant and limits apply to a request, and why; spends nothing.
     Explain(explain::Explain),
+    /// Say what other rules would have done to the requests of an access log.
+    Replay(replay::Replay),
     /// Manage the rules in PostgreSQL.
     Rules(rules::Rules),
 }
@@ -52,6 +55,7 @@ impl Cli {
             Command::Run(command) => command.run(),
             Command::Check(check) => check.run(),
             Command::Explain(request) => request.run(),
+            Command::Replay(command) => command.run(),
             Command::Rules(rules) => rules.run(),
         }
     }

@@ -7,6 +7,7 @@ mod file;
 mod load;
 mod messengers;
 mod reader;
+mod recording;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -23,8 +24,9 @@ use ipnet::IpNet;
 pub use self::fault::Fault;
 pub use self::load::{load, load_str};
 pub use self::messengers::{Kafka, Listen, Messengers};
+pub use self::recording::{AccessLog, LogTarget, Usage};
 pub use self::store::{Address, Login, Redis, Store, StoreTls, Topology};
-use crate::rule::{FailurePolicy, Rule};
+use crate::rule::{ANY, FailurePolicy, Rule};
 
 /// The whole configuration, validated.
 #[derive(Clone, Debug)]
@@ -43,6 +45,10 @@ pub struct Settings {
     pub limiter: Limiter,
     /// `[rules]`
     pub rules: Rules,
+    /// `[usage]`
+    pub usage: Usage,
+    /// `[access_log]`; `None`: there is none.
+    pub access_log: Option<AccessLog>,
     /// `[[route]]`, in the order of the file; ids are unique.
     pub routes: Vec<Route>,
     /// `[upstream.NAME]`
@@ -164,6 +170,20 @@ pub struct Limiter {
     pub prefetch: Prefetch,
     /// `[limiter.breaker]`
     pub breaker: Breaker,
+}
+
+impl Default for Limiter {
+    /// What applies where the file says nothing.
+    fn default() -> Self {
+        Self {
+            default_rule: Rule::new(ANY, ANY, validate::standard_limit()),
+            max_keys: 1_000_000,
+            instances: 1,
+            on_store_failure: FailurePolicy::Local,
+            prefetch: Prefetch { batch: 50, horizon: Duration::from_millis(100), enabled: true },
+            breaker: Breaker::default(),
+        }
+    }
 }
 
 /// `[limiter.prefetch]`

@@ -5,6 +5,7 @@ pub mod echo;
 pub mod head;
 pub mod identity;
 pub mod path;
+mod recording;
 pub mod reply;
 pub mod request;
 pub mod route;
@@ -26,10 +27,12 @@ use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 use tokio::time::Instant;
 
 use self::identity::Identity;
+pub use self::recording::Recording;
 use self::reply::Problem;
 use self::route::{RouteError, RouteRef, Router};
 use self::stamp::Verdict;
 use self::upstream::{Choice, InFlight, Pool, Upkeep, Upstream, UpstreamError, Upstreams};
+use crate::access_log::Charged;
 use crate::config::{ClientTimeouts, Settings};
 use crate::decision::Outcome;
 use crate::limiter::{Check, Limiter};
@@ -37,6 +40,7 @@ use crate::metrics::{self, RouteMetrics};
 use crate::rule::{FailurePolicy, Rule};
 use crate::rules::Rules;
 use crate::rules::keys::Keys;
+use crate::usage::Counted;
 
 /// The longest wait for what is left of a request after its answer.
 const CLIENT_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -86,6 +90,7 @@ pub struct Gateway {
     client: ClientTimeouts,
     in_flight: Arc<AtomicUsize>,
     draining: Arc<AtomicBool>,
+    recording: Recording,
 }
 
 impl Gateway {
@@ -120,8 +125,15 @@ impl Gateway {
             client: settings.server.client,
             in_flight: Arc::default(),
             draining: Arc::default(),
+            recording: Recording::default(),
         };
         Ok((gateway, upkeep))
+    }
+
+    /// Tells these of requests, which know the routes by the same settings.
+    #[must_use]
+    pub fn recorded_by(self, recording: Recording) -> Self {
+        Self { recording, ..self }
     }
 
     /// Turns true when the shutdown begins: from then on, clients are told to ask elsewhere.
@@ -145,14 +157,12 @@ impl Gateway {
         if !route.limit || session.subrequest_ctx.is_some() {
             return Ok(());
         }
-        let verdict = self.decide(head, route, ctx.started).await?;
-        let problem = Problem::of(&verdict);
-        ctx.verdict = Some(verdict);
-        problem.map_or(Ok(()), Err)
+        self.decide(head, route, ctx).await?;
+        ctx.verdict.as_ref().and_then(Problem::of).map_or(Ok(()), Err)
     }
 
-    /// Charges the request, which began at `started`, once: retries at upstreams come later and do not charge again.
-    async fn decide(&self, head: &RequestHeader, route: &RouteRef, started: Instant) -> Result<Verdict, Problem> {
+    /// Charges the request once: retries at upstreams come later and do not charge again.
+    async fn decide(&self, head: &RequestHeader, route: &RouteRef, ctx: &mut Ctx) -> Result<(), Problem> {
         let tenant = self.identity.tenant(&head.headers)?;
         let (enforce, shadow) = {
             // Kept no longer than this: a snapshot must not outlive a wait.
@@ -169,24 +179,35 @@ impl Gateway {
             shadow,
             shards: rule.shards,
         };
+        let count = |rule: &Rule, counted| self.recording.decided(tenant.id(), route.index, rule, counted);
         let enforced = check(&enforce, false);
+        let mut shadow_denied = false;
         let decision = match &shadow {
             None => match self.limiter.decide_at_once(&enforced) {
                 Ok(decision) => decision,
                 Err(unknown) => self.limiter.find_out(&enforced, unknown).await,
             },
-            Some(shadow) => {
-                let shadow = check(shadow, true);
+            Some(rule) => {
+                let shadow = check(rule, true);
                 let (decision, shadow) = tokio::join!(self.limiter.decide(&enforced), self.limiter.decide(&shadow));
-                if shadow.outcome != Outcome::Allowed {
+                shadow_denied = shadow.outcome != Outcome::Allowed;
+                if shadow_denied {
                     self.metrics(Some(route.index)).shadow_denied(shadow.source);
+                    count(rule, Counted::ShadowDenied);
                 }
                 decision
             }
         };
-        metrics::decision_seconds(decision.source, started.elapsed().as_secs_f64());
+        let seconds = ctx.started.elapsed().as_secs_f64();
+        metrics::decision_seconds(decision.source, seconds);
         self.metrics(Some(route.index)).decided(decision.outcome, decision.source);
-        Ok(Verdict { decision, rule: enforce })
+        count(&enforce, decision.outcome.into());
+        if self.recording.access_log.is_some() {
+            let tenant = tenant.id().into();
+            ctx.charged = Some(Charged { tenant, cost: enforced.cost, shadow_denied, seconds });
+        }
+        ctx.verdict = Some(Verdict { decision, rule: enforce });
+        Ok(())
     }
 
     fn metrics(&self, route: Option<usize>) -> &RouteMetrics {
@@ -216,6 +237,8 @@ pub struct Ctx {
     _in_flight: InFlight,
     route: Option<usize>,
     verdict: Option<Verdict>,
+    /// For the access log.
+    charged: Option<Charged>,
     attempts: u8,
     /// The server of the current attempt, or of the next when the last could not be connected.
     choice: Option<Choice>,
@@ -258,6 +281,7 @@ impl ProxyHttp for Gateway {
             _in_flight: InFlight::new(&self.in_flight),
             route: None,
             verdict: None,
+            charged: None,
             attempts: 0,
             choice: None,
         }
@@ -403,6 +427,7 @@ impl ProxyHttp for Gateway {
         let seconds = ctx.started.elapsed().as_secs_f64();
         self.metrics(ctx.route).answered(status, seconds);
         let head = session.req_header();
+        self.recording.answered(head, ctx, status, seconds);
         tracing::debug!(
             method = head.method.as_str(),
             path = head.uri.path(),

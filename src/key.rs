@@ -4,10 +4,15 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use compact_str::CompactString;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 
 /// Every byte but these is percent-encoded in a key, so that no id can end a hash tag or imitate another key.
 const ID: &AsciiSet = &NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'~').remove(b'-');
+
+/// An id as it stands in a key.
+pub fn encoded(id: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(id, ID)
+}
 
 /// A bucket's name, borrowed from a request.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +76,7 @@ impl Key {
     /// tag; a shadow rule's bucket ends in `:shadow`. The sub-buckets of a sharded rule have no hash tag, so that they
     /// spread over the cluster: `rl:tenant:route:0` …
     pub fn in_redis(&self, prefix: &str) -> String {
-        let (tenant, route) = (utf8_percent_encode(&self.tenant, ID), utf8_percent_encode(&self.route, ID));
+        let (tenant, route) = (encoded(&self.tenant), encoded(&self.route));
         let suffix = if self.shadow { ":shadow" } else { "" };
         match self.shard {
             None => format!("{prefix}:{{{tenant}}}:{route}{suffix}"),

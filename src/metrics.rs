@@ -73,6 +73,16 @@ pub static RULES_AGE: Lazy<IntGauge> =
 pub static CONNECTIONS_REFUSED: Lazy<IntCounter> = Lazy::new(|| {
     registered(IntCounter::new("sekisho_connections_refused_total", "Client connections for which there was no room"))
 });
+/// Decisions that are in no count of usage.
+pub static USAGE_DROPPED: Lazy<IntCounter> = Lazy::new(|| {
+    let help = "Decisions that found no room in the counts of usage, or were lost on their way to Redis";
+    registered(IntCounter::new("sekisho_usage_dropped_total", help))
+});
+/// Lines that are missing in the access log.
+pub static ACCESS_LOG_DROPPED: Lazy<IntCounter> = Lazy::new(|| {
+    let help = "Lines of the access log that found no room, or could not be written";
+    registered(IntCounter::new("sekisho_access_log_dropped_total", help))
+});
 static RULES_RELOADS: Lazy<IntCounterVec> =
     Lazy::new(|| counters(opts!("sekisho_rules_reloads_total", "Reads of the rules"), &["source", "result"]));
 static RULES_CHANNEL_OPEN: Lazy<IntGaugeVec> = Lazy::new(|| {
@@ -251,7 +261,9 @@ pub fn register() {
     }
     Lazy::force(&BREAKER_STATE);
     Lazy::force(&RULES_CHANNEL_OPEN);
-    Lazy::force(&CONNECTIONS_REFUSED);
+    for counter in [&CONNECTIONS_REFUSED, &USAGE_DROPPED, &ACCESS_LOG_DROPPED] {
+        Lazy::force(counter);
+    }
     Lazy::force(&STORE_CALL_SECONDS);
     Lazy::force(&DECISION_SECONDS);
     Lazy::force(&REQUEST_SECONDS);

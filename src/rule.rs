@@ -74,6 +74,30 @@ impl Rule {
     }
 }
 
+/// Which ids of a rule stand for all. For a request of a known tenant and route it says which rule that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Scope {
+    /// The rule is for every tenant.
+    pub any_tenant: bool,
+    /// The rule is for every route.
+    pub any_route: bool,
+}
+
+impl Rule {
+    /// Which of its ids stand for all.
+    #[inline]
+    pub fn scope(&self) -> Scope {
+        Scope { any_tenant: *self.tenant_id == *ANY, any_route: *self.route_id == *ANY }
+    }
+}
+
+impl Scope {
+    /// The ids of the rule that applies to a tenant and route; the default rule is that for all.
+    pub fn ids<'a>(self, tenant: &'a str, route: &'a str) -> (&'a str, &'a str) {
+        (if self.any_tenant { ANY } else { tenant }, if self.any_route { ANY } else { route })
+    }
+}
+
 /// Reads `"100/s"`, `"100/min"`, `"5000/h"`, `"10000/day"` as tokens per second.
 ///
 /// # Errors

@@ -6,6 +6,7 @@
 //! | `file`, `postgres` | the sources: stream entries, each judged alone |
 //! | `merge` | entries and the set in force → the next set |
 //! | `set` | the immutable, indexed [`RuleSet`] |
+//! | `rejected` | what was left out of a source, and why |
 //! | [`edit`] | changes to the table in PostgreSQL, for commands and the admin API |
 //! | `page` | the rules in force, page by page |
 //! | `snapshot` | the last good rules on disk |
@@ -32,18 +33,20 @@ pub(crate) mod messages;
 mod page;
 pub(crate) mod postgres;
 mod raw;
+mod rejected;
 mod report;
 mod set;
 mod snapshot;
 
 pub use current::Rules;
-pub use file::FileError;
 pub(crate) use file::read_array;
+pub use file::{FileError, read_rule_set};
 pub use loader::{Checked, Loader};
 pub use page::{Filter, page};
 pub use postgres::DatabaseError;
 pub(crate) use raw::without_position;
-pub use report::{LoadError, Reads, Rejected, Source, Status};
+pub use rejected::Rejected;
+pub use report::{LoadError, Reads, Source, Status};
 pub use set::{Resolved, RuleSet};
 
 pub use crate::rule::{ANY, FailurePolicy, Mode, Rule, parse_refill};

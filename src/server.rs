@@ -2,6 +2,7 @@
 
 mod connections;
 mod drain;
+mod recording;
 mod room;
 mod services;
 
@@ -120,6 +121,8 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     let limiter = Arc::new(limiter);
     let (gateway, upkeep) =
         Gateway::new(&settings, Arc::clone(loader.rules()), Arc::clone(loader.keys()), Arc::clone(&limiter))?;
+    let recording = recording::of(&settings, &limiter);
+    let gateway = gateway.recorded_by(recording.clone());
     let messengers = Messengers::new(&settings.rules, settings.store.redis.as_ref(), loader.changes())?;
     let explainer = Explainer::new(&settings, loader.rules(), loader.keys()).map_err(GatewayError::from)?;
     let explainer = explainer.with_limiter(Arc::clone(&limiter));
@@ -137,8 +140,10 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
 
     let (listening, draining) = (Arc::new(AtomicBool::new(false)), gateway.draining());
     let farewell = drain::Farewell::new(Arc::clone(&draining), settings.server.grace_period);
-    let drain = drain::Drain::new(gateway.in_flight(), Arc::clone(&limiter), settings.server.grace_period);
+    let drain =
+        drain::Drain::new(gateway.in_flight(), Arc::clone(&limiter), recording.clone(), settings.server.grace_period);
     let admin = Admin::new(&settings, &loader, Arc::clone(&limiter), explainer, Arc::clone(&listening), draining)
+        .with_usage(recording.usage.clone())
         .with_channels(messengers.channels());
     let mut admin = Service::new("admin".to_owned(), admin);
     admin.add_tcp(&settings.admin.listen.to_string());
@@ -169,7 +174,17 @@ pub fn run(settings: Settings, start: Start) -> Result<Infallible, StartError> {
     if let Some(store) = store {
         server.add_service(background_service("store", services::StoreService::new(store)));
     }
+    if let Some(usage) = &recording.usage {
+        let service = recording::UsageService::new(Arc::clone(usage));
+        server.add_service(background_service("usage", service));
+    }
+    if let Some(log) = &recording.access_log {
+        server.add_service(background_service("access log", recording::AccessLogService::new(Arc::clone(log))));
+    }
     server.run(RunArgs { shutdown_signal: Box::new(farewell) });
+    if let Some(log) = &recording.access_log {
+        log.write();
+    }
     exit(0)
 }
 

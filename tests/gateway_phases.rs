@@ -119,6 +119,8 @@ fn settings(
             trusted_proxies: Vec::new(),
             ipv6_prefix: 64,
         },
+        usage: config::Usage::default(),
+        access_log: None,
         store: config::Store { redis: None, timeout: Duration::from_millis(5), key_prefix: "rl".to_owned() },
         headers: config::Headers { ratelimit_draft: false },
         limiter: config::Limiter {

@@ -74,10 +74,7 @@ impl Topic {
         setup
             .set("rules.kafka", "brokers", &format!("[{:?}]", self.brokers))
             .set("rules.kafka", "topic", &format!("{:?}", self.name))
-            // Tansu answers a fetch of version 13 or later for a topic that is gone in a way that librdkafka 2.12 does
-            // not survive.
-            .set("rules.kafka.options", "\"api.version.request\"", "\"false\"")
-            .set("rules.kafka.options", "\"broker.version.fallback\"", "\"2.4.0\"")
+            .set("rules.kafka.options", "\"client.rack\"", "\"a\"")
     }
 }
 

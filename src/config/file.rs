@@ -18,6 +18,8 @@ pub(super) struct File {
     pub(super) ratelimit_draft: Option<At<bool>>,
     pub(super) limiter: Limiter,
     pub(super) rules: Option<Rules>,
+    pub(super) usage: Usage,
+    pub(super) access_log: Option<AccessLog>,
     pub(super) routes: Vec<Route>,
     /// Of `[[route]]`.
     pub(super) routes_place: Place,
@@ -34,6 +36,8 @@ impl File {
             ratelimit_draft: root.table_or_empty("headers", |s| s.boolean("ratelimit_draft")),
             limiter: root.table_or_empty("limiter", Limiter::read),
             rules: root.table("rules", Rules::read),
+            usage: root.table_or_empty("usage", Usage::read),
+            access_log: root.table("access_log", AccessLog::read),
             routes: root.tables("route", Route::read),
             routes_place: root.place.child("route"),
             upstreams: root.named("upstream", Upstream::read),
@@ -305,6 +309,32 @@ impl Kafka {
             topic: s.required_string("topic"),
             options: s.texts("options"),
         }
+    }
+}
+
+/// `[usage]`
+pub(super) struct Usage {
+    pub(super) enabled: Option<At<bool>>,
+    pub(super) shared: Option<At<bool>>,
+    pub(super) max_series: Option<At<i64>>,
+}
+
+impl Usage {
+    fn read(s: &mut Section<'_>) -> Self {
+        Self { enabled: s.boolean("enabled"), shared: s.boolean("shared"), max_series: s.integer("max_series") }
+    }
+}
+
+/// `[access_log]`
+pub(super) struct AccessLog {
+    pub(super) path: Text,
+    pub(super) sample: Option<At<f64>>,
+    pub(super) hash_tenants: Option<At<bool>>,
+}
+
+impl AccessLog {
+    fn read(s: &mut Section<'_>) -> Self {
+        Self { path: s.required_string("path"), sample: s.number("sample"), hash_tenants: s.boolean("hash_tenants") }
     }
 }
 

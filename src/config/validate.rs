@@ -3,6 +3,7 @@
 mod limiter;
 mod messengers;
 mod path;
+mod recording;
 mod route;
 mod store;
 mod tls;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use http::HeaderName;
 
+pub(super) use self::limiter::standard_limit;
 use self::messengers::messengers;
 use self::value::{Between, database_url, duration, file_path, header, listener, network, token_file};
 use super::fault::{At, Place, Report};
@@ -33,10 +35,13 @@ pub(super) fn validate(file: &File, report: &Report) -> Settings {
     if file.routes.is_empty() {
         report.note(&file.routes_place, "there is no route, allowed are one [[route]] or more");
     }
+    let identity = identity(&file.identity, file.rules.as_ref().is_some_and(|rules| rules.has_database), report);
     let settings = Settings {
         server,
         admin: admin(&file.admin, report),
-        identity: identity(&file.identity, file.rules.as_ref().is_some_and(|rules| rules.has_database), report),
+        usage: recording::usage(&file.usage, report),
+        access_log: file.access_log.as_ref().and_then(|raw| recording::access_log(raw, &identity.mode, report)),
+        identity,
         store: store::store(&file.store, report),
         headers: Headers { ratelimit_draft: file.ratelimit_draft.as_ref().is_some_and(|draft| draft.value) },
         limiter: limiter::limiter(&file.limiter, report),

@@ -5,6 +5,7 @@
 //! and reading begins at its beginning.
 
 use std::collections::BTreeSet;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{Consumer as _, ConsumerContext, StreamConsumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::{Message, Offset, TopicPartitionList};
-use tokio::time::{Instant, sleep};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
 
 use super::inbox::Inbox;
 use super::{Channel, KEEPALIVE, Retry};
@@ -33,7 +35,18 @@ pub(super) struct Consumer {
 }
 
 /// Hears what librdkafka says of itself.
-struct Context(Arc<Channel>);
+struct Context {
+    channel: Arc<Channel>,
+    /// Notified when brokers are lost.
+    lost: Notify,
+}
+
+impl Context {
+    fn lost(&self, error: &KafkaError) {
+        self.channel.closed(what_broke(error));
+        self.lost.notify_one();
+    }
+}
 
 impl ClientContext for Context {
     /// It has a line for each attempt to connect.
@@ -44,7 +57,7 @@ impl ClientContext for Context {
     fn error(&self, error: KafkaError, reason: &str) {
         // The reason has times and addresses in it that differ each time.
         tracing::debug!("librdkafka: {error}: {reason}");
-        self.0.closed(what_broke(&error));
+        self.lost(&error);
     }
 }
 
@@ -105,7 +118,7 @@ impl Consumer {
         for (name, value) in &self.settings.options {
             config.set(name, &value.0);
         }
-        config.create_with_context(Context(Arc::clone(&self.inbox.channel)))
+        config.create_with_context(Context { channel: Arc::clone(&self.inbox.channel), lost: Notify::new() })
     }
 
     /// Takes messages; ends when the client is of no use any more.
@@ -115,7 +128,7 @@ impl Consumer {
                 Ok(message) => message,
                 Err(error @ KafkaError::MessageConsumptionFatal(_)) => return what_broke(&error),
                 Err(error) => {
-                    self.inbox.channel.closed(what_broke(&error));
+                    client.context().lost(&error);
                     continue;
                 }
             };
@@ -129,11 +142,16 @@ impl Consumer {
         }
     }
 
-    /// Keeps every partition assigned, and says when brokers answer. Where they did not, reading begins as at the start:
-    /// who knows whether it is still the same topic.
+    /// Keeps every partition assigned while brokers answer, and none while they do not: who knows whether the topic is
+    /// still there, and the same, when they are back. Then reading begins as at the start.
     async fn watch(&self, client: &Arc<Client>) -> String {
         let mut assigned = BTreeSet::new();
         loop {
+            if !self.inbox.channel.state().open
+                && let Err(error) = client.unassign()
+            {
+                return what_broke(&error);
+            }
             let (looker, topic) = (Arc::clone(client), self.settings.topic.clone());
             let (was_open, has_database) = (self.inbox.channel.state().open, self.inbox.has_database);
             let known = if was_open { std::mem::take(&mut assigned) } else { BTreeSet::new() };
@@ -152,7 +170,14 @@ impl Consumer {
                 Ok((_, Err(why))) => self.inbox.channel.closed(why),
                 Err(error) => return error.to_string(),
             }
-            sleep(LOOK_EVERY).await;
+            // To be told of what is lost already is of no use.
+            let lost = async {
+                match self.inbox.channel.state().open {
+                    true => client.context().lost.notified().await,
+                    false => pending().await,
+                }
+            };
+            let _ = timeout(LOOK_EVERY, lost).await;
         }
     }
 }
@@ -169,9 +194,6 @@ fn assign_new(client: &Client, topic: &str, known: &BTreeSet<i32>, has_database:
     let new: Vec<i32> = found.partitions().iter().map(|found| found.id()).filter(|id| !known.contains(id)).collect();
     if known.is_empty() && new.is_empty() {
         return Err(format!("topic {topic} has no partitions"));
-    }
-    if known.is_empty() {
-        client.unassign().map_err(told)?;
     }
     let skips = has_database && known.is_empty();
     let mut list = TopicPartitionList::new();

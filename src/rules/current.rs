@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 
 use super::background::free_in_background;
 use super::merge::Merged;
-use super::report::{Extent, LoadError, Record, Rejected, SnapshotState, Source, Status};
+use super::rejected::Rejected;
+use super::report::{Extent, LoadError, Record, SnapshotState, Source, Status};
 use super::{Rule, RuleSet};
 
 /// The rules in force, replaced as a whole when a source changes.

@@ -17,8 +17,8 @@ mod patch;
 mod plan;
 mod table;
 
+use super::Rule;
 use super::postgres::DatabaseError;
-use super::{Mode, Rule};
 
 pub use id::{RuleId, etag};
 pub use migrate::SCHEMA;

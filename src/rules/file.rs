@@ -2,12 +2,15 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::de::{Deserializer as _, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::merge::{Merge, Place};
+use super::merge::{Merge, Merged, Place};
 use super::raw::{Entry, without_position};
+use super::rejected::Rejected;
+use super::{Rule, RuleSet};
 
 /// Why a file fails as a whole.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +33,18 @@ pub enum FileError {
         /// What was found there.
         problem: String,
     },
+}
+
+/// The rules of a file by themselves, and every fault by name. `default_rule` applies where none of them does.
+///
+/// # Errors
+/// When the file cannot be read as a whole.
+pub fn read_rule_set(path: &Path, default_rule: Rule) -> Result<(RuleSet, Vec<String>), FileError> {
+    let nothing = Arc::new(RuleSet::new(Arc::new(default_rule), []));
+    let mut merge = Merge::new(nothing, Rejected::unbounded());
+    read_rules(path, &mut merge)?;
+    let Merged { set, rejected } = merge.finish();
+    Ok((set, rejected.faults))
 }
 
 /// Adds every rule of a file to `merge`.

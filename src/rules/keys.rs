@@ -15,7 +15,8 @@ use super::ANY;
 use super::file::{FileError, read_array};
 use super::merge::Place;
 use super::raw::{check_id, unquote, without_position};
-use super::report::{Extent, LoadError, Record, Rejected, SnapshotState, Source, Status};
+use super::rejected::Rejected;
+use super::report::{Extent, LoadError, Record, SnapshotState, Source, Status};
 use crate::rule::shown;
 
 // Its keys are SHA-256 already: nobody chooses where they fall.

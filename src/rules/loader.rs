@@ -64,7 +64,7 @@ pub struct Loader {
     told_routes: Mutex<BTreeSet<Arc<str>>>,
     changes: Arc<Changes>,
     /// The connection over which changed rules are read.
-    kept: tokio::sync::Mutex<Kept>,
+    kept: Mutex<Kept>,
     /// What was read of the changed while everything is being read.
     meanwhile: Mutex<Option<Pairs>>,
     /// The file as it was when it was read.
@@ -95,7 +95,7 @@ impl Loader {
             keys_snapshot: keys_snapshot.map(|path| Snapshot::new(path.with_extension("keys.json"))),
             told_routes: Mutex::default(),
             changes: Arc::default(),
-            kept: tokio::sync::Mutex::default(),
+            kept: Mutex::default(),
             meanwhile: Mutex::default(),
             file_read: Mutex::default(),
             told: AtomicBool::new(false),

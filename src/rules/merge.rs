@@ -7,7 +7,7 @@ use hashbrown::HashSet;
 
 use super::change::{Pairs, Told};
 use super::raw::{Entry, Terms, check_id};
-use super::report::Rejected;
+use super::rejected::Rejected;
 use super::set::{Building, RuleSet};
 use crate::rule::{Mode, Rule, shown};
 

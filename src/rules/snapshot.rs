@@ -161,7 +161,7 @@ mod tests {
     use super::*;
     use crate::rules::file::read_rules;
     use crate::rules::merge::Merge;
-    use crate::rules::report::Rejected;
+    use crate::rules::rejected::Rejected;
 
     fn write(path: &Path, set: &RuleSet) -> io::Result<()> {
         replace(path, |out| write_rules(out, set))

@@ -10,6 +10,8 @@ use pingora::server::{ShutdownSignal, ShutdownSignalWatch, ShutdownWatch, UnixSh
 use pingora::services::background::BackgroundService;
 use tokio::time::{Instant, sleep};
 
+use super::recording;
+use crate::gateway::Recording;
 use crate::limiter::Limiter;
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -17,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// its request.
 const QUIET_FOR: Duration = Duration::from_millis(200);
 
-/// The longest that leased tokens take to go back.
+/// The longest that leased tokens take to go back, and what is remembered of requests to be written.
 const CLOSE_FOR: Duration = Duration::from_millis(500);
 
 /// How long clients are told to ask elsewhere before the listeners close.
@@ -56,12 +58,18 @@ impl ShutdownSignalWatch for Farewell {
 pub(super) struct Drain {
     in_flight: Arc<AtomicUsize>,
     limiter: Arc<Limiter>,
+    recording: Recording,
     grace_period: Duration,
 }
 
 impl Drain {
-    pub(super) fn new(in_flight: Arc<AtomicUsize>, limiter: Arc<Limiter>, grace_period: Duration) -> Self {
-        Self { in_flight, limiter, grace_period }
+    pub(super) fn new(
+        in_flight: Arc<AtomicUsize>,
+        limiter: Arc<Limiter>,
+        recording: Recording,
+        grace_period: Duration,
+    ) -> Self {
+        Self { in_flight, limiter, recording, grace_period }
     }
 }
 
@@ -85,6 +93,7 @@ impl BackgroundService for Drain {
             _ => tracing::warn!(left, "the grace period is over: stopping"),
         }
         self.limiter.close(CLOSE_FOR).await;
+        recording::close(&self.recording, CLOSE_FOR).await;
         // Pingora would sleep through the whole grace period.
         exit(0);
     }

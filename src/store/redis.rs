@@ -28,6 +28,7 @@ mod reply;
 mod router;
 mod script;
 mod sentinel;
+mod side;
 mod slots;
 mod subscribe;
 
@@ -53,6 +54,7 @@ use node::NodeFactory;
 pub use node::{Link, NodeStatus};
 use router::{Router, Routes};
 use sentinel::SentinelWatch;
+pub use side::{SideError, SideLine};
 pub(crate) use subscribe::{Subscription, Subscriptions};
 
 /// Calls that may wait for a node's driver.
@@ -70,6 +72,7 @@ const ALIVE_FOR: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct RedisStore {
     router: Arc<Router>,
+    dialer: Dialer,
     timeout: Duration,
 }
 
@@ -92,6 +95,7 @@ pub fn connect(
     let router = Arc::new(router);
     let watched_by = Arc::downgrade(&router);
     let factory = NodeFactory::new(dialer.clone(), settings, breaker, watched_by.clone());
+    let beside = dialer.clone();
     let driver = match &server.topology {
         Topology::Single(address) => {
             let (node, driver) = factory.node(0, Some(address.clone()));
@@ -109,7 +113,7 @@ pub fn connect(
             Drivers::Sentinel(Box::new(driver), watch)
         }
     };
-    Ok((RedisStore { router, timeout: settings.timeout }, Driver::new(driver)))
+    Ok((RedisStore { router, dialer: beside, timeout: settings.timeout }, Driver::new(driver)))
 }
 
 impl RedisStore {
@@ -132,6 +136,11 @@ impl RedisStore {
     /// Whether calls for `key` are let through: its node is not known to be away or to fail.
     pub fn lets_through(&self, key: KeyRef<'_>) -> bool {
         self.router.lets_through(key)
+    }
+
+    /// Connections of their own to the same nodes, for what no request waits for.
+    pub fn side_line(&self) -> SideLine {
+        SideLine::new(Arc::downgrade(&self.router), self.dialer.clone())
     }
 
     /// Sends a call on its way. Its reply comes to [`Work::finish`], at once where the node is known to be away or to

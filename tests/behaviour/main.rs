@@ -15,6 +15,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod access_log;
 mod admin;
 mod buckets;
 mod clients;
@@ -34,3 +35,4 @@ mod startup;
 mod stop;
 mod tls;
 mod upstreams;
+mod usage;

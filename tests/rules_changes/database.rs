@@ -228,3 +228,18 @@ async fn changed_rows_are_found_by_index_however_many_there_are() {
     support::eventually("the reads have ended", LONG, ended).await;
     assert_eq!(scans().await, (50_000, 20), "rows read one after the other: those of the full read; and by index");
 }
+
+#[tokio::test]
+async fn full_reads_and_changes_without_end_do_not_stop_each_other() {
+    let database = Database::create().await;
+    database.execute(&insert("a", 5)).await;
+    let rules = Running::start(of_database(&database)).await;
+    for capacity in 6..106 {
+        rules.loader.changes().all();
+        database.execute(&update("a", capacity)).await;
+        tokio::time::sleep(Duration::from_millis(capacity.unsigned_abs() % 7)).await;
+        rules.loader.changes().pair("a", "*");
+        rules.becomes("a", u32::try_from(capacity).ok()).await;
+    }
+    assert_eq!(rules.last_error(), None);
+}

@@ -30,6 +30,25 @@ fn unknown_key_names_the_nearest_or_all_that_are_known() {
 }
 
 #[test]
+fn an_access_log_needs_a_path_and_a_share_of_the_requests() {
+    check(&[
+        ("[access_log]\n", &["t:10: access_log.path: is missing, but required"]),
+        (
+            "[access_log]\npath = \"\"\nsample = 0\n",
+            &[
+                "t:11: access_log.path: \"\" is not the path of a file, allowed are paths like \
+                 \"/etc/sekisho/sekisho.toml\"",
+                "t:12: access_log.sample: 0 is out of range, allowed is more than 0 up to 1",
+            ],
+        ),
+        (
+            "[usage]\nmax_series = 5\n",
+            &["t:11: usage.max_series: 5 is out of range, allowed are integers from 100 to 1000000"],
+        ),
+    ]);
+}
+
+#[test]
 fn wrong_type_says_what_is_found_and_what_is_allowed() {
     check(&[
         ("threads = \"2\"\n", &["t:10: server.threads: is a string, allowed is an integer"]),

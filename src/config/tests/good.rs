@@ -7,7 +7,7 @@ use proptest::prelude::{any, prop_assert, proptest};
 use super::{SHORTEST, environment, faults, good, with};
 use crate::bucket::Limit;
 use crate::config::{
-    Address, Balance, Fault, IdentityMode, Login, Secret, StoreTls, Topology, Upstream, load, load_str,
+    Address, Balance, Fault, IdentityMode, LogTarget, Login, Secret, StoreTls, Topology, Upstream, load, load_str,
 };
 use crate::rule::FailurePolicy;
 
@@ -93,6 +93,21 @@ fn shortest_file_gets_the_documented_defaults() {
 }
 
 #[test]
+fn tenants_in_the_access_log_are_hashed_where_keys_are_secrets() {
+    let hashes = |identity: &str| {
+        let settings = good(&with(&format!("{identity}\n[access_log]\npath = \"a.log\"\n")));
+        let log = settings.access_log.unwrap();
+        assert_eq!((log.target, log.sample), (LogTarget::File("a.log".into()), 1.0));
+        log.hash_tenants
+    };
+    assert!(!hashes(""));
+    assert!(hashes("[identity]\nmode = \"registered\"\nkeys_file = \"k.json\""));
+    let settings = good(SHORTEST);
+    let usage = settings.usage;
+    assert!(settings.access_log.is_none() && usage.enabled && usage.shared && usage.max_series == 10_000);
+}
+
+#[test]
 fn values_given_are_the_values_used() {
     let settings = good(&with(
         r#"threads = 3
@@ -113,6 +128,14 @@ default_rule = { capacity = 5, refill = "60/min", cost = 2, on_store_failure = "
 [rules]
 database_url = "postgres://u:${PASSWORD}@h/d"
 snapshot = "s.json"
+[usage]
+enabled = false
+shared = false
+max_series = 500
+[access_log]
+path = "-"
+sample = 0.5
+hash_tenants = false
 [[route]]
 id = "second"
 methods = ["GET"]
@@ -144,6 +167,10 @@ tls = { sni = "a" }
     assert_eq!((rule.limit, rule.cost.map(u32::from)), (Limit::new(5, 1.0).unwrap(), Some(2)));
     assert_eq!(rule.on_store_failure, Some(FailurePolicy::Closed));
     assert_eq!(settings.rules.database_url, Some(Secret("postgres://u:s3cret@h/d".to_owned())));
+    let usage = settings.usage;
+    assert_eq!((usage.enabled, usage.shared, usage.max_series), (false, false, 500));
+    let log = settings.access_log.as_ref().unwrap();
+    assert_eq!((&log.target, log.sample, log.hash_tenants), (&LogTarget::Stdout, 0.5, false));
     let route = &settings.routes[1];
     assert_eq!((route.host.as_deref(), route.cost), (Some("api.example.com"), 3));
     let Upstream::Pool(pool) = &settings.upstreams["pool"] else { panic!("not a pool") };

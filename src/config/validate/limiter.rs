@@ -1,32 +1,32 @@
 //! `[limiter]`
 
 use std::num::NonZeroU32;
-use std::time::Duration;
 
 use super::value::{Between, duration, failure_policy};
 use crate::bucket::Limit;
 use crate::config::fault::{At, Report};
 use crate::config::{Breaker, Limiter, Prefetch, file};
-use crate::rule::{ANY, FailurePolicy, Rule, parse_refill};
+use crate::rule::{ANY, Rule, parse_refill};
 
 /// Checks the section and fills in its defaults.
 pub(super) fn limiter(raw: &file::Limiter, report: &Report) -> Limiter {
+    let default = Limiter::default();
     Limiter {
         default_rule: default_rule(raw.default_rule.as_ref(), report),
-        max_keys: report.integer(&raw.max_keys, 1000..=100_000_000).unwrap_or(1_000_000),
-        instances: report.integer(&raw.instances, 1..=10_000).unwrap_or(1),
-        on_store_failure: report.parse(&raw.on_store_failure, failure_policy).unwrap_or(FailurePolicy::Local),
-        prefetch: prefetch(&raw.prefetch, report),
+        max_keys: report.integer(&raw.max_keys, 1000..=100_000_000).unwrap_or(default.max_keys),
+        instances: report.integer(&raw.instances, 1..=10_000).unwrap_or(default.instances),
+        on_store_failure: report.parse(&raw.on_store_failure, failure_policy).unwrap_or(default.on_store_failure),
+        prefetch: prefetch(&raw.prefetch, default.prefetch, report),
         breaker: breaker(&raw.breaker, report),
     }
 }
 
-fn prefetch(raw: &file::Prefetch, report: &Report) -> Prefetch {
+fn prefetch(raw: &file::Prefetch, default: Prefetch, report: &Report) -> Prefetch {
     let horizon = report.parse(&raw.horizon, |text| duration(text, Between::up_to_seconds(10)));
     Prefetch {
-        batch: report.integer(&raw.batch, 1..=10_000).unwrap_or(50),
-        horizon: horizon.unwrap_or(Duration::from_millis(100)),
-        enabled: raw.enabled.as_ref().is_none_or(|enabled| enabled.value),
+        batch: report.integer(&raw.batch, 1..=10_000).unwrap_or(default.batch),
+        horizon: horizon.unwrap_or(default.horizon),
+        enabled: raw.enabled.as_ref().map_or(default.enabled, |enabled| enabled.value),
     }
 }
 
@@ -63,7 +63,7 @@ fn default_rule(raw: Option<&file::DefaultRule>, report: &Report) -> Rule {
 }
 
 #[expect(clippy::expect_used, reason = "two constants that are well within the bounds")]
-fn standard_limit() -> Limit {
+pub(in crate::config) fn standard_limit() -> Limit {
     Limit::new(20, 10.0).expect("within the bounds")
 }
 

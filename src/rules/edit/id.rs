@@ -7,7 +7,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use sha2::{Digest, Sha256};
 
 use super::super::raw::check_id;
-use super::super::{ANY, Mode, Rule};
+use super::super::{Mode, Rule};
 use super::Row;
 use crate::rule::shown;
 
@@ -67,11 +67,6 @@ impl RuleId {
             _ => Err(wrong()),
         };
         Self::new(&decode(tenant)?, &decode(route)?, mode)
-    }
-
-    /// Is it a default, for every tenant or every route?
-    pub fn is_wildcard(&self) -> bool {
-        [&self.tenant_id, &self.route_id].iter().any(|id| ***id == *ANY)
     }
 }
 

@@ -4,6 +4,8 @@
 //! triggers may change what is written. So what was written is read back and compared before it is committed. Nothing is
 //! prepared, so that a connection pooler may stand between.
 
+mod columns;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -13,11 +15,12 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Error, Row as Record, Transaction};
 
-use super::super::postgres::{Database, DatabaseError, RULE_COLUMNS, rule_of, whole};
+use self::columns::{Arrays, Columns, NAME, Parameters};
+use super::super::postgres::{Database, RULE_COLUMNS, rule_of, whole};
 use super::super::raw::Entry;
-use super::format::{fields, mode};
+use super::format::mode;
 use super::plan::{Change, Plan, differences};
-use super::{Broken, EditError, Mode, Row, Rule, RuleId};
+use super::{Broken, EditError, Row, Rule, RuleId};
 use crate::rule::shown;
 
 /// So many rules are written with one statement.
@@ -26,10 +29,11 @@ const BATCH: usize = 10_000;
 /// For others who change rules, or the table, at the same time.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// For everything that one command or request does: longer than a million rules take.
-const TIMEOUT: Duration = Duration::from_secs(300);
+/// For reading all that a command asks for: longer than millions of rules take.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-const NAME: &str = "rate_limit_rule";
+/// For writing all of it, triggers and all.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// Which rows to read; the default is all.
 #[derive(Clone, Debug, Default)]
@@ -76,7 +80,7 @@ impl Table {
     /// # Errors
     /// When the table cannot be read.
     pub async fn read(&mut self, selection: &Selection) -> Result<Vec<Row>, EditError> {
-        within(TIMEOUT, async {
+        within(READ_TIMEOUT, async {
             let client = self.database.client();
             let failed = statement("reading rules");
             let transaction = client.build_transaction().read_only(true).start().await.map_err(failed)?;
@@ -104,7 +108,7 @@ impl Table {
         if plan.changes.is_empty() {
             return Ok(());
         }
-        within(TIMEOUT, async {
+        within(WRITE_TIMEOUT, async {
             let failed = statement("preparing to write rules");
             let Self { database, actor } = self;
             let transaction = database.client().transaction().await.map_err(failed)?;
@@ -158,137 +162,6 @@ pub(super) fn statement(doing: &'static str) -> impl Fn(Error) -> EditError + Co
     }
 }
 
-/// Values of a statement, with their types.
-type Parameters<'a> = Vec<(&'a (dyn ToSql + Sync), Type)>;
-
-/// What the table has of the columns of a rule.
-struct Columns {
-    /// Those of [`RULE_COLUMNS`] that are there, with their types.
-    types: HashMap<String, String>,
-    /// Is the time of a change kept?
-    updated_at: bool,
-}
-
-impl Columns {
-    async fn read(transaction: &Transaction<'_>) -> Result<Self, EditError> {
-        let there = "SELECT attname::text, atttypid::regtype::text FROM pg_attribute \
-                     WHERE attrelid = to_regclass($1::text) AND attnum > 0 AND NOT attisdropped";
-        let failed = statement("reading the columns of the table");
-        let records = transaction.query_typed(there, &[(&NAME, Type::TEXT)]).await.map_err(failed)?;
-        let pair = |record: &Record| Ok((record.try_get(0)?, record.try_get(1)?));
-        let types: HashMap<String, String> = records.iter().map(pair).collect::<Result<_, _>>().map_err(failed)?;
-        if types.is_empty() {
-            return Err(DatabaseError::NoTable(NAME).into());
-        }
-        match RULE_COLUMNS.iter().find(|(column, needed)| *needed && !types.contains_key(*column)) {
-            Some((column, _)) => Err(DatabaseError::NoColumn(NAME, column).into()),
-            None => Ok(Self { updated_at: types.contains_key("updated_at"), types }),
-        }
-    }
-
-    /// The columns of a rule that are there.
-    fn there(&self) -> impl Iterator<Item = &'static str> {
-        RULE_COLUMNS.iter().map(|(column, _)| *column).filter(|column| self.types.contains_key(*column))
-    }
-
-    /// All columns of a rule of row `t` as text, in the order that [`rule_of`] expects.
-    fn list(&self) -> String {
-        let text = |(column, _): &(&str, bool)| match self.types.contains_key(*column) {
-            true => format!("t.{column}::text"),
-            false => "NULL::text".to_owned(),
-        };
-        RULE_COLUMNS.iter().map(text).collect::<Vec<_>>().join(", ")
-    }
-
-    /// The mode of row `t`.
-    fn mode(&self) -> &'static str {
-        if self.types.contains_key("mode") { "coalesce(t.mode::text, 'enforce')" } else { "'enforce'" }
-    }
-
-    /// Row `t` is that of row `n`, whose columns are text.
-    fn same(&self) -> String {
-        format!("t.tenant_id = n.tenant_id AND t.route_id = n.route_id AND {} = n.mode", self.mode())
-    }
-
-    /// Column of row `n`, in the type of the table. Refill goes through NUMERIC, so that a table of whole numbers rounds
-    /// it, which is found out later, in words that help.
-    fn cast(&self, column: &str) -> String {
-        let kind = if column == "refill_per_second" { "numeric" } else { &self.types[column] };
-        // Assigned as text where it is text: a type would cut what is too long.
-        if kind.starts_with("character") { format!("n.{column}") } else { format!("n.{column}::{kind}") }
-    }
-
-    /// Is there a column for whatever is not the default?
-    fn check(&self, changes: &[Change]) -> Result<(), EditError> {
-        for rule in changes.iter().filter_map(Change::after) {
-            let shadow = ("mode", (rule.mode == Mode::Shadow).then(String::new));
-            let set = fields(rule).into_iter().chain([shadow]).filter(|(_, value)| value.is_some());
-            if let Some((column, _)) = set.into_iter().find(|(column, _)| !self.types.contains_key(*column)) {
-                return Err(EditError::NoColumn { rule: RuleId::of(rule), column });
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Rows to match, as the arrays of `unnest`.
-struct Arrays {
-    names: Vec<&'static str>,
-    values: Vec<Vec<Option<String>>>,
-}
-
-impl Arrays {
-    /// Only what names them.
-    fn ids<'a>(ids: impl Iterator<Item = &'a RuleId>) -> Self {
-        let mut arrays = Self { names: vec!["tenant_id", "route_id", "mode"], values: vec![Vec::new(); 3] };
-        for id in ids {
-            let name = [&*id.tenant_id, &*id.route_id, mode(id.mode)];
-            arrays.values.iter_mut().zip(name).for_each(|(array, value)| array.push(Some(value.to_owned())));
-        }
-        arrays
-    }
-
-    /// Every field of every rule, also those that the table has no column for.
-    fn rules<'a>(rules: impl Iterator<Item = &'a Rule>) -> Self {
-        let names = RULE_COLUMNS.map(|(column, _)| column).to_vec();
-        let mut values = vec![Vec::new(); names.len()];
-        for rule in rules {
-            for (name, array) in names.iter().zip(&mut values) {
-                array.push(value(rule, name));
-            }
-        }
-        Self { names, values }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.values.first().is_none_or(Vec::is_empty)
-    }
-
-    /// `unnest(…) AS n(…)`
-    fn table(&self) -> String {
-        let parameters: Vec<String> = (1..=self.names.len()).map(|n| format!("${n}::text[]")).collect();
-        format!("unnest({}) AS n({})", parameters.join(", "), self.names.join(", "))
-    }
-
-    fn parameters(&self) -> Parameters<'_> {
-        self.values.iter().map(|array| (array as &(dyn ToSql + Sync), Type::TEXT_ARRAY)).collect()
-    }
-}
-
-/// What a column holds for a rule.
-fn value(rule: &Rule, column: &str) -> Option<String> {
-    let default = match column {
-        "tenant_id" => return Some(rule.tenant_id.to_string()),
-        "route_id" => return Some(rule.route_id.to_string()),
-        "mode" => return Some(mode(rule.mode).to_owned()),
-        "shards" => Some("1"),
-        "enabled" => Some("true"),
-        _ => None,
-    };
-    let set = fields(rule).into_iter().find(|(name, _)| *name == column).and_then(|(_, value)| value);
-    set.or(default.map(str::to_owned))
-}
-
 /// A record of all columns of a rule as text.
 fn row_of(record: &Record) -> Result<Row, EditError> {
     let failed = statement("reading a row");
@@ -328,18 +201,8 @@ async fn read(transaction: &Transaction<'_>, selection: &Selection) -> Result<Ve
     }
     let condition = if conditions.is_empty() { "true".to_owned() } else { conditions.join(" AND ") };
     let limit = limit.map_or_else(|| "ALL".to_owned(), |limit| limit.to_string());
-    let select =
-        format!("SELECT {} FROM {NAME} t WHERE {condition} ORDER BY {order} LIMIT {limit}", named(&columns.list()));
+    let select = format!("SELECT {} FROM {NAME} t WHERE {condition} ORDER BY {order} LIMIT {limit}", columns.list());
     stream(transaction, &select, parameters, "reading rules").await
-}
-
-/// The same list with the names of the columns.
-fn named(list: &str) -> String {
-    list.split(", ")
-        .zip(RULE_COLUMNS)
-        .map(|(text, (column, _))| format!("{text} AS {column}"))
-        .collect::<Vec<_>>()
-        .join(", ")
 }
 
 async fn stream(
@@ -362,7 +225,7 @@ async fn stream(
 async fn compare(transaction: &Transaction<'_>, columns: &Columns, changes: &[Change]) -> Result<(), EditError> {
     let ids: Vec<RuleId> = changes.iter().map(Change::id).collect();
     let arrays = Arrays::ids(ids.iter());
-    let list = named(&columns.list());
+    let list = columns.list();
     let select = format!("SELECT {list} FROM {NAME} t JOIN {} ON {}", arrays.table(), columns.same());
     let rows = stream(transaction, &select, arrays.parameters(), "comparing rules").await?;
     let there: HashMap<&RuleId, &Row> = rows.iter().map(|row| (&row.id, row)).collect();
@@ -409,7 +272,7 @@ async fn update(transaction: &Transaction<'_>, columns: &Columns, changes: &[Cha
         assignments.join(", "),
         arrays.table(),
         columns.same(),
-        named(&columns.list())
+        columns.list()
     );
     kept(replaced, stream(transaction, &sql, arrays.parameters(), "changing rules").await?)
 }
@@ -430,7 +293,7 @@ async fn insert(transaction: &Transaction<'_>, columns: &Columns, changes: &[Cha
         there.join(", "),
         values.join(", "),
         arrays.table(),
-        named(&columns.list())
+        columns.list()
     );
     kept(added, stream(transaction, &sql, arrays.parameters(), "adding rules").await?)
 }

@@ -26,7 +26,7 @@ impl Loader {
     /// without one, what was told.
     pub(super) async fn apply(&self, pending: Pending) -> Next {
         let Pending { all, pairs, told } = pending;
-        self.kept.lock().await.want();
+        self.kept.lock().want();
         let Some(url) = &self.settings.database_url else {
             if !pairs.is_empty() {
                 let why = "rules changed in a database, and there is no rules.database_url to read them from";
@@ -78,7 +78,10 @@ impl Loader {
 
     async fn pairs_from_database(&self, url: &Secret, pairs: Pairs) -> Result<(), LoadError> {
         let mut merge = Merge::of_pairs(self.rules.in_force(), self.rules.rejected(), &pairs);
-        let read = self.kept.lock().await.read(&url.0, &pairs, &mut merge).await;
+        // Taken out, so that nothing is locked while this waits.
+        let mut kept = std::mem::take(&mut *self.kept.lock());
+        let read = kept.read(&url.0, &pairs, &mut merge).await;
+        *self.kept.lock() = kept;
         let merged = read.map_err(LoadError::from).and_then(|()| {
             let merged = merge.finish();
             self.admit(&merged, Extent::Part)?;

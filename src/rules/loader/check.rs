@@ -7,7 +7,8 @@ use super::{Loader, temporary_runtime};
 use crate::rules::RuleSet;
 use crate::rules::merge::{Merge, Merged};
 use crate::rules::postgres::DatabaseError;
-use crate::rules::report::{LoadError, Rejected};
+use crate::rules::rejected::Rejected;
+use crate::rules::report::LoadError;
 
 /// What [`Loader::check`] found.
 #[derive(Debug, Default)]

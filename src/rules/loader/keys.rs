@@ -8,7 +8,8 @@ use super::{KeySource, Loader, patience};
 use crate::rules::background::in_background;
 use crate::rules::keys::{KeyMerge, read_keys};
 use crate::rules::postgres::{Database, DatabaseError};
-use crate::rules::report::{LoadError, Rejected, SnapshotState, Source};
+use crate::rules::rejected::Rejected;
+use crate::rules::report::{LoadError, SnapshotState, Source};
 use crate::rules::snapshot::{Snapshot, write_keys};
 
 impl Loader {

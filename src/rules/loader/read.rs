@@ -10,7 +10,8 @@ use crate::rules::background::in_background;
 use crate::rules::file::read_rules;
 use crate::rules::merge::{Merge, Merged};
 use crate::rules::postgres::Database;
-use crate::rules::report::{Extent, LoadError, Rejected, SnapshotState, Source};
+use crate::rules::rejected::Rejected;
+use crate::rules::report::{Extent, LoadError, SnapshotState, Source};
 use crate::rules::snapshot::write_rules;
 
 /// So many failing rule tests are named in one line of the log.
@@ -66,7 +67,10 @@ impl Loader {
         let merge = Merge::new(self.rules.in_force(), Rejected::default());
         let mut database = Database::connect(&url.0).await?;
         let merged = database.read_rules(merge).await?;
-        self.kept.lock().await.offer(database).await;
+        let spare = self.kept.lock().offer(database);
+        if let Some(spare) = spare {
+            spare.close().await;
+        }
         Ok(merged)
     }
 

@@ -28,12 +28,10 @@ pub(in crate::rules) struct Kept {
 }
 
 impl Kept {
-    /// A connection that is not needed any more serves the next reads, if there are to be any.
-    pub(in crate::rules) async fn offer(&mut self, database: Database) {
-        let spare = if self.wanted { self.database.replace(database) } else { Some(database) };
-        if let Some(spare) = spare {
-            spare.close().await;
-        }
+    /// A connection that is not needed any more serves the next reads, if there are to be any. Gives back the one to close.
+    #[must_use]
+    pub(in crate::rules) fn offer(&mut self, database: Database) -> Option<Database> {
+        if self.wanted { self.database.replace(database) } else { Some(database) }
     }
 
     /// There are going to be reads.

@@ -157,6 +157,11 @@ impl Router {
         node.is_some_and(|node| node.lets_through())
     }
 
+    /// Where the node that holds a key in Redis is; `None` where that is not known, or no calls are let through to it.
+    pub(super) fn address_of(&self, key: &str) -> Option<Address> {
+        self.routes.load().holder(|| slots::slot(key)).filter(|node| node.lets_through())?.address()
+    }
+
     /// Milliseconds that calls for `key` were not let through, in total.
     pub(super) fn away_ms(&self, key: KeyRef<'_>) -> u64 {
         let routes = self.routes.load();
