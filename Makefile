@@ -14,7 +14,7 @@ DENY_BUILD := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sekisho/cargo-deny
 CONFIG ?= conf/sekisho.toml
 MINUTES ?= 10
 
-.PHONY: help run build test test-valkey lint fmt bench bench-fleet bench-http soak deny deps clean
+.PHONY: help run build test test-valkey lint fmt bench bench-fleet bench-http soak deny alerts deps clean
 
 help: ## list these targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -36,7 +36,10 @@ lint: deps ## format, clippy with warnings as errors, licences and sources of th
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
 	cargo clippy --all-targets --locked --features kafka -- -D warnings
-	$(MAKE) --no-print-directory deny
+	$(MAKE) --no-print-directory deny alerts
+
+alerts: ## alert rules and their tests, the dashboard and its queries (promtool)
+	scripts/alerts.sh
 
 deny: ## cargo-deny: licences, bans, sources (builds cargo-deny once if it is missing)
 	@cargo deny --version 2>/dev/null | grep -qxF 'cargo-deny $(DENY_VERSION)' \
